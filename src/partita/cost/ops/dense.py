@@ -1,0 +1,253 @@
+"""Products, convolutions, attention and recurrent layers: the operators whose time is arithmetic.
+
+The backward of a product needs one product of the same size for each factor that needs a gradient, and keeps the
+*other* factor for it. Additions of a bias are not counted, as in ``torch.utils.flop_counter``.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from partita.cost.ops.call import (
+    FLOAT_BYTES,
+    Formula,
+    OpCall,
+    OpPrice,
+    ids,
+    is_floating,
+    streaming,
+    total_bytes,
+)
+from partita.ir.graph import ITEM_SIZE, OpKind, TensorSpec
+
+
+def product(call: OpCall, kind: OpKind, flops: int, factors: tuple[TensorSpec, TensorSpec]) -> OpPrice:
+    """Price a bilinear operator.
+
+    Args:
+        call: The call; further operands are summands (a bias).
+        kind: Cost class.
+        flops: Operations of the forward product.
+        factors: Both factors.
+
+    Returns:
+        The price; the backward has one product of ``flops`` for each factor that needs a gradient.
+    """
+    first, second = factors
+    saved: list[TensorSpec] = []
+    num_products = 0
+    backward_bytes = 0
+    for needs, other in ((first, second), (second, first)):
+        if needs.requires_grad:
+            num_products += 1
+            saved.append(other)
+            backward_bytes += call.write_bytes + other.bytes + needs.bytes
+    for summand in call.reads:
+        if summand.requires_grad and summand.id not in {first.id, second.id}:
+            backward_bytes += call.write_bytes + summand.bytes
+    return OpPrice(
+        kind=kind,
+        flops=flops,
+        backward_flops=num_products * flops,
+        bytes=call.read_bytes + call.write_bytes,
+        backward_bytes=backward_bytes,
+        saved=ids(saved),
+    )
+
+
+def matmul(call: OpCall) -> OpPrice:
+    """``linear, matmul, mm, bmm, mv, dot``: 2 x results x length of the contracted dim."""
+    if not call.reads:
+        return streaming(call, "matmul")
+    left, right = call.reads[0], call.reads[min(1, len(call.reads) - 1)]
+    inner = left.shape[-1] if left.shape else 1
+    return product(call, "matmul", 2 * _results(call) * inner, (left, right))
+
+
+def matmul_added(call: OpCall) -> OpPrice:
+    """``addmm, baddbmm, addbmm, addmv``: a summand first, then both factors."""
+    if len(call.reads) < 3:
+        return matmul(call)
+    left, right = call.reads[1], call.reads[2]
+    # addbmm also sums over the batch of the factors, so count from the factors: rows of the left x contracted x columns.
+    columns = right.shape[-1] if len(right.shape) > 1 else 1
+    return product(call, "matmul", 2 * left.numel * columns, (left, right))
+
+
+def outer(call: OpCall) -> OpPrice:
+    """``outer, ger``: one multiplication for each result."""
+    left, right = call.reads[0], call.reads[min(1, len(call.reads) - 1)]
+    return product(call, "matmul", _results(call), (left, right))
+
+
+def bilinear(call: OpCall) -> OpPrice:
+    """``bilinear``: x1 . W . x2; priced as the larger product, x1 with the whole weight."""
+    if len(call.reads) < 3:
+        return streaming(call, "matmul", saved=call.reads)
+    left, _, weight = call.reads[:3]
+    rows = left.numel // max(1, left.shape[-1])
+    flops = 2 * rows * weight.numel
+    price = streaming(call, "matmul", flops=flops, saved=call.reads[:3])
+    return _with_backward_flops(price, 3 * flops if call.needs_grad else 0)
+
+
+def einsum(call: OpCall) -> OpPrice:
+    """``einsum``: 2 x results x contracted sizes for two operands; more operands are priced as that many pairs."""
+    equation = str(call.literals.get("equation", ""))
+    contracted = _contracted(equation, call.reads)
+    if len(call.reads) == 2:
+        flops = _results(call) * (2 * contracted if contracted > 1 else 1)
+        return product(call, "matmul", flops, (call.reads[0], call.reads[1]))
+    if len(call.reads) < 2:
+        return streaming(call, "reduction", flops=call.widest)
+    flops = 2 * (len(call.reads) - 1) * _results(call) * contracted
+    price = streaming(call, "matmul", flops=flops, saved=call.reads)
+    return _with_backward_flops(price, 2 * flops if call.needs_grad else 0)
+
+
+def convolution(call: OpCall) -> OpPrice:
+    """``conv1d/2d/3d, conv_transpose*, convolution``: 2 x positions x weights that meet at a position."""
+    if len(call.reads) < 2:
+        return streaming(call, "convolution")
+    source, weight = call.reads[0], call.reads[1]
+    transposed = "transpose" in call.name or call.flag("transposed")
+    # A weight is (out, in / groups, *kernel); transposed it is (in, out / groups, *kernel) and works at each input position.
+    positions = source.numel if transposed else _results(call)
+    return product(call, "convolution", 2 * positions * prod(weight.shape[1:]), (source, weight))
+
+
+def attention(call: OpCall) -> OpPrice:
+    """``scaled_dot_product_attention`` and its fused variants: two products over the scores.
+
+    The fused kernels keep query, key, value, result and one log-sum-exp per row of scores, and compute the scores again
+    in the backward (5 products of the forward's 2). Where no fused kernel applies (a mask with gradient, operands that
+    are not 4-dimensional) the scores are kept; dropout on a CPU does the same, see `formulas.cpu_workspace`.
+
+    Causal attention is not halved: the CPU kernel and the math path compute the whole square.
+    """
+    if len(call.reads) < 3:
+        return streaming(call, "attention", saved=call.reads)
+    query, key, value = call.reads[:3]
+    scores = num_scores(query, key)
+    half = 2 * scores * (query.shape[-1] if query.shape else 1)
+    other_half = 2 * scores * (value.shape[-1] if value.shape else 1)
+    flops = half + other_half
+    grad = call.needs_grad
+    mask_grad = len(call.reads) > 3 and call.reads[3].requires_grad
+    fused = call.name != "scaled_dot_product_attention" or (len(query.shape) == 4 and not mask_grad)
+    element = ITEM_SIZE[query.dtype]
+    rows = scores // max(1, key.shape[-2] if len(key.shape) > 1 else 1)
+    workspace = rows * FLOAT_BYTES if fused else scores * element
+    saved = (query, key, value, *call.reads[3:4], *call.writes[:1]) if fused else call.reads[:3]
+    passes = 0 if fused else 4 * scores * element  # the scores are written, normalised (read, written) and read
+    backward_flops = (flops // 2) * 5 if fused else 2 * flops
+    return OpPrice(
+        kind="attention",
+        flops=flops,
+        backward_flops=backward_flops if grad else 0,
+        bytes=call.read_bytes + call.write_bytes + passes,
+        backward_bytes=call.grads_bytes() + total_bytes(saved) + workspace + 2 * passes if grad else 0,
+        saved=ids(saved) if grad else (),
+        workspace=workspace if grad else 0,
+    )
+
+
+def num_scores(query: TensorSpec, key: TensorSpec) -> int:
+    """Return the number of attention scores: heads and batch of the query x queries x keys."""
+    if len(query.shape) < 2 or len(key.shape) < 2:
+        return query.numel
+    return prod(query.shape[:-1]) * key.shape[-2]
+
+
+def recurrent(call: OpCall) -> OpPrice:
+    """``lstm, gru, rnn_tanh, rnn_relu``: every weight matrix meets every time step and row once.
+
+    Kept are the gates' activations and two states per step; each layer and direction has two matrices of as many rows as gates.
+    """
+    source = call.reads[0]
+    steps = source.numel // max(1, source.shape[-1] if source.shape else 1)
+    matrices = [tensor for tensor in call.reads[1:] if len(tensor.shape) == 2 and tensor.role == "parameter"]
+    flops = 2 * steps * sum(matrix.numel for matrix in matrices)
+    gates = sum(matrix.shape[0] for matrix in matrices) // 2
+    workspace = steps * gates * 3 // 2 * ITEM_SIZE[source.dtype]
+    price = streaming(call, "scan", flops=flops, saved=(source, *matrices, *call.writes[:1]), workspace=workspace)
+    num_products = (1 if source.requires_grad else 0) + (1 if any(m.requires_grad for m in matrices) else 0)
+    return _with_backward_flops(price, num_products * flops)
+
+
+def multi_head(call: OpCall) -> OpPrice:
+    """The fused inference paths of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``; they have no backward."""
+    source = call.reads[0]
+    tokens = source.numel // max(1, source.shape[-1] if source.shape else 1)
+    matrices = [tensor for tensor in call.reads[1:] if len(tensor.shape) == 2 and is_floating(tensor)]
+    sequence = source.shape[-2] if len(source.shape) > 1 else 1
+    flops = 2 * tokens * sum(matrix.numel for matrix in matrices) + 4 * sequence * source.numel
+    return streaming(call, "attention", flops=flops, saved=call.reads)
+
+
+def _results(call: OpCall) -> int:
+    return call.writes[0].numel if call.writes else 0
+
+
+def _with_backward_flops(price: OpPrice, backward_flops: int) -> OpPrice:
+    return OpPrice(
+        kind=price.kind,
+        flops=price.flops,
+        backward_flops=backward_flops,
+        bytes=price.bytes,
+        backward_bytes=price.backward_bytes,
+        saved=price.saved,
+        workspace=price.workspace,
+    )
+
+
+def _contracted(equation: str, operands: tuple[TensorSpec, ...]) -> int:
+    """Return the product of the sizes that an einsum equation sums over (1 if the equation is not known)."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(terms) != len(operands):
+        return 1
+    sizes: dict[str, int] = {}
+    for term, tensor in zip(terms, operands, strict=True):
+        head, _, tail = term.partition("...")
+        labelled = [*zip(head, tensor.shape, strict=False)]
+        labelled += [*zip(reversed(tail), reversed(tensor.shape), strict=False)]
+        sizes.update(labelled)
+    if not arrow:
+        right = "".join(label for label in sizes if left.count(label) == 1)
+    return prod(size for label, size in sizes.items() if label not in right)
+
+
+DENSE: dict[str, Formula] = {
+    **dict.fromkeys(("linear", "matmul", "mm", "bmm", "mv", "dot", "vdot", "inner", "_scaled_mm", "_grouped_mm"), matmul),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv"), matmul_added),
+    **dict.fromkeys(("outer", "ger", "addr", "kron"), outer),
+    "bilinear": bilinear,
+    "einsum": einsum,
+    **dict.fromkeys(
+        (
+            "conv1d",
+            "conv2d",
+            "conv3d",
+            "convolution",
+            "_convolution",
+            "conv_transpose1d",
+            "conv_transpose2d",
+            "conv_transpose3d",
+        ),
+        convolution,
+    ),
+    **dict.fromkeys(
+        (
+            "scaled_dot_product_attention",
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+        ),
+        attention,
+    ),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell"), recurrent),
+    **dict.fromkeys(("_native_multi_head_attention", "_transformer_encoder_layer_fwd"), multi_head),
+}
+"""Formula by operator name."""

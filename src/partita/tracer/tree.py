@@ -1,0 +1,97 @@
+"""Walk the nested arguments and results of users' modules.
+
+Containers are tuples, named tuples, lists, dicts (with their subclasses) and dataclasses, registered with anybody or not; everything else is a
+leaf.  ``map_leaves`` rebuilds a container without calling its constructor, so that types with checks in ``__init__`` or ``__post_init__`` can
+hold markers in place of tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Path = tuple[str | int, ...]
+
+
+class Marker:
+    """Base of the leaves that stand for values inside recorded trees; never walked into."""
+
+    __slots__ = ()
+
+
+def _is_dataclass(tree: object) -> bool:
+    return dataclasses.is_dataclass(tree) and not isinstance(tree, type | Marker)
+
+
+def _map_dict(function: Callable[[Path, Any], Any], tree: dict[Any, Any], path: Path) -> Any:
+    cls = type(tree)
+    values = {key: _map(function, value, (*path, key)) for key, value in tree.items()}
+    if cls is dict:
+        return values
+    new = cls.__new__(cls)
+    for key, value in getattr(tree, "__dict__", {}).items():
+        object.__setattr__(new, key, values.get(key, value))
+    base = next(c for c in cls.__mro__ if c.__module__ in {"builtins", "collections"})  # skips users' own __setitem__
+    for key, value in values.items():
+        base.__setitem__(new, key, value)  # type: ignore[attr-defined]
+    return new
+
+
+def _map_dataclass(function: Callable[[Path, Any], Any], tree: Any, path: Path) -> Any:
+    new = object.__new__(type(tree))
+    for key, value in getattr(tree, "__dict__", {}).items():
+        object.__setattr__(new, key, value)
+    for field in dataclasses.fields(tree):
+        if hasattr(tree, field.name):
+            object.__setattr__(new, field.name, _map(function, getattr(tree, field.name), (*path, field.name)))
+    return new
+
+
+def _map(function: Callable[[Path, Any], Any], tree: Any, path: Path) -> Any:
+    if isinstance(tree, dict):
+        return _map_dict(function, tree, path)
+    if isinstance(tree, tuple):
+        children = [_map(function, child, (*path, i)) for i, child in enumerate(tree)]
+        if hasattr(tree, "_fields"):
+            return type(tree)(*children)
+        return tuple(children) if type(tree) in {tuple, _torch_size()} else type(tree)(children)
+    if type(tree) is list:
+        return [_map(function, child, (*path, i)) for i, child in enumerate(tree)]
+    if _is_dataclass(tree):
+        return _map_dataclass(function, tree, path)
+    return function(path, tree)
+
+
+def _torch_size() -> type:
+    import torch  # noqa: PLC0415  (keeps this module importable on its own)
+
+    return torch.Size
+
+
+def map_leaves(function: Callable[[Path, Any], Any], tree: Any) -> Any:
+    """Rebuild ``tree`` with ``function(path, leaf)`` in place of every leaf.
+
+    Args:
+        function: Called with the leaf's path (keys, indices, field names) and the leaf.
+        tree: Any nesting of supported containers.
+
+    Returns:
+        A new tree of the same container types (``torch.Size`` becomes a tuple).
+    """
+    return _map(function, tree, ())
+
+
+def leaves(tree: Any) -> Iterator[tuple[Path, Any]]:
+    """Yield every leaf with its path, in a fixed order."""
+    found: list[tuple[Path, Any]] = []
+    map_leaves(lambda path, leaf: found.append((path, leaf)), tree)
+    return iter(found)
+
+
+def path_text(path: Path) -> str:
+    """Return a path as a user would write it: ``kwargs.labels``, ``args[0][2].mask``."""
+    text = ""
+    for key in path:
+        text += f"[{key}]" if isinstance(key, int) else f"{'.' if text else ''}{key}"
+    return text or "<value>"

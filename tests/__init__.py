@@ -1,0 +1,1 @@
+"""Tests, grouped by tier; see CONTRIBUTING.md."""
