@@ -27,7 +27,7 @@ _GPU_EFFICIENCY: tuple[tuple[str, float], ...] = (
     ("movement", 0.80),
     ("memory", 0.80),
 )
-"""Fraction of the peak (first four) or of the memory bandwidth (the rest; ``memory`` is what the first four reach of it)."""
+"""Fraction of the peak (first four) or of the memory bandwidth (the rest; ``memory`` is what the first four reach)."""
 
 _CPU_EFFICIENCY: tuple[tuple[str, float], ...] = (
     ("matmul", 0.95),
@@ -129,9 +129,10 @@ LINKS: dict[str, Link] = {
     "Ethernet-25G": Link(latency_s=50e-6, bandwidth=2.5e9, source="25 Gb/s, 0.8 of it, TCP"),
     "Ethernet-100G": Link(latency_s=40e-6, bandwidth=9e9, source="100 Gb/s, 0.72 of it, TCP"),
     "loopback": Link(
-        latency_s=200e-6,
-        bandwidth=1e9,
-        source="built in: Gloo between processes of one host, rounded down; `partita doctor` measures this machine",
+        latency_s=60e-6,
+        bandwidth=1.4e9,
+        source="built in: Gloo all-reduce of two processes on a 2-core server VM (messages reach 2.7-4.0 GB/s after "
+        "45 us); `partita doctor` measures this machine",
     ),
 }
 """Links by name: what one device sees of the link, reached rather than nominal."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from partita.cost.ops.call import Formula, OpCall, OpPrice, streaming
-from partita.cost.ops.dense import DENSE, num_scores
+from partita.cost.ops.dense import DENSE, math_attention_bytes
 from partita.cost.ops.elementwise import ELEMENTWISE
 from partita.cost.ops.layout import LAYOUT
 from partita.ir.graph import ITEM_SIZE, Op, TensorSpec
@@ -19,14 +19,13 @@ __all__ = ["FORMULAS", "OpPrice", "cpu_workspace", "packet_name", "price_op"]
 FORMULAS: dict[str, Formula] = {**LAYOUT, **ELEMENTWISE, **DENSE}
 """Formula by operator name, without namespace, overload and the underscore of in-place variants."""
 
-_HIGHER_ORDER = frozenset(
-    """
-    cond while_loop scan associative_scan map map_impl wrap wrap_with_autocast wrap_with_set_grad_enabled flex_attention
-    checkpoint tag_activation_checkpoint wrap_activation_checkpoint autograd_function_apply invoke_subgraph hints_wrapper
-    strict_mode out_dtype with_effects auto_functionalized auto_functionalized_v2 triton_kernel_wrapper_mutation
-    triton_kernel_wrapper_functional run_const_graph call_torchbind foreach_map inductor_compiled_code
-    """.split()
-)
+_HIGHER_ORDER = """
+cond while_loop scan associative_scan map map_impl wrap wrap_with_autocast wrap_with_set_grad_enabled
+flex_attention checkpoint tag_activation_checkpoint wrap_activation_checkpoint autograd_function_apply
+invoke_subgraph hints_wrapper strict_mode out_dtype with_effects auto_functionalized auto_functionalized_v2
+triton_kernel_wrapper_mutation triton_kernel_wrapper_functional run_const_graph call_torchbind foreach_map
+inductor_compiled_code
+""".split()  # noqa: SIM905  (a list of words is read as text)
 
 
 def packet_name(target: str) -> tuple[str, str]:
@@ -114,6 +113,5 @@ def cpu_workspace(op: Op, tensors: Mapping[str, TensorSpec]) -> int:
     if name == "rms_norm":
         return first.bytes
     if name == "scaled_dot_product_attention" and op.random and len(op.reads) > 1:
-        key = tensors[op.reads[1]]
-        return 3 * num_scores(first, key) * ITEM_SIZE[first.dtype] + first.bytes + key.bytes
+        return max(0, math_attention_bytes(first, tensors[op.reads[1]], dropout=True) - op.workspace)
     return 0

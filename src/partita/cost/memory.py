@@ -91,7 +91,7 @@ def optimizer_bytes_per_parameter(optimizer: str, dtype: str, precision: str = "
 
     Example:
         >>> optimizer_bytes_per_parameter("adamw", "bfloat16", "bf16")  # two moments and a master copy, float32
-        12.0
+        12
     """
     cost = optimizer_cost(optimizer)
     if precision not in PRECISIONS:

@@ -19,7 +19,8 @@ class ItemsCost:
         forward_s: Seconds of the forward.
         backward_s: Seconds of the backward (0 where nothing is trainable upstream).
         parameters: Ids of the parameters and buffers read.
-        saved_bytes: Bytes kept from the forward for the backward, each storage once, parameters and graph inputs excluded.
+        saved_bytes: Bytes kept from the forward for the backward, each storage once; parameters and inputs are not
+            counted, received activations are.
         transient_bytes: Largest short-lived need of one operator on top (outputs and gradients in flight).
     """
 

@@ -114,12 +114,11 @@ def _repr(self: Any) -> str:
     return f"{cls.__qualname__}({', '.join([f'{name}={getattr(self, name)!r}' for name in cls.__slots__])})"
 
 
-def _eq(self: Any, other: Any) -> bool:
-    if type(self) is not type(other):
+def _eq(self: Any, other: Any) -> Any:
+    cls: Any = type(self)
+    if cls is not type(other):
         return NotImplemented
-    key = type(self).__noun_key__
-    same: bool = key(self) == key(other)
-    return same
+    return cls.__noun_key__(self) == cls.__noun_key__(other)
 
 
 def _hash(self: Any) -> int:

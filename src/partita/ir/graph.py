@@ -14,10 +14,13 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
+from partita.ir.dtypes import ITEM_SIZE
 from partita.ir.frozen import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+__all__ = ["ITEM_SIZE", "Block", "Item", "ModelGraph", "Op", "OpKind", "Role", "TensorSpec"]
 
 Role = Literal["input", "parameter", "buffer", "constant", "activation"]
 OpKind = Literal[
@@ -37,24 +40,6 @@ OpKind = Literal[
     "opaque",
     "unknown",
 ]
-
-ITEM_SIZE: dict[str, int] = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
-}
-"""Bytes per element by dtype name (torch's names without the ``torch.`` prefix)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,9 @@ def verify(noun: object) -> tuple[Violation, ...]:
     if type(noun).__name__ == "Plan":
         parts += [("cluster.", noun.cluster), ("schedule.", noun.schedule)]  # type: ignore[attr-defined]
     for group in (0, 1):
-        found = tuple(violation for prefix, part in parts for violation in _apply(rules_of(type(part))[group], part, prefix))
+        found = tuple(
+            violation for prefix, part in parts for violation in _apply(rules_of(type(part))[group], part, prefix)
+        )
         if found:
             return found
     return ()
@@ -84,5 +86,7 @@ def check(noun: object) -> None:
     lines = [f"this {name} breaks {count}:", *(f"  {violation}" for violation in violations[:SHOWN])]
     if len(violations) > SHOWN:
         lines.append(f"  and {len(violations) - SHOWN} more")
-    hint = "a noun written by partita keeps every rule; if it was edited by hand, undo that edit" if name == "Plan" else ""
+    hint = (
+        "a noun written by partita keeps every rule; if it was edited by hand, undo that edit" if name == "Plan" else ""
+    )
     raise InvalidPlanError("\n".join(lines), hint=hint, violations=violations)

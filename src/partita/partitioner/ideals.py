@@ -28,11 +28,14 @@ class Ideals:
     Attributes:
         members: ``members[i, v]``: ideal i holds block v.
         below: ``below[j, i]``: ideal i is a proper subset of ideal j.
+        covers: (ideal, the ideal without v, v) for each maximal block v whose removal stays in the family; by ascending
+            ideal.
         complete: The family holds all ideals of the graph.
     """
 
     members: Bools
     below: Bools
+    covers: tuple[tuple[int, int, int], ...]
     complete: bool
 
     @property
@@ -52,12 +55,13 @@ def enumerate_ideals(num_blocks: int, edges: Sequence[tuple[int, int]], *, limit
         needs[b] |= 1 << a
         readers[a].append(b)
     layer = {0: tuple(v for v in range(num_blocks) if not needs[v])}
-    found = [0]
+    found, covers = [0], []
     for _ in range(num_blocks):
         following: dict[int, tuple[int, ...]] = {}
         for ideal, ready in layer.items():
             for v in ready:
                 larger = ideal | 1 << v
+                covers.append((larger, ideal, v))
                 if larger in following:
                     continue
                 freed = {w for w in readers[v] if needs[w] & larger == needs[w]}
@@ -66,7 +70,9 @@ def enumerate_ideals(num_blocks: int, edges: Sequence[tuple[int, int]], *, limit
                     return None
         found += following
         layer = following
-    return _family(_unpack(found, num_blocks), complete=True)
+    number = {ideal: index for index, ideal in enumerate(found)}
+    by_number = sorted((number[larger], number[smaller], v) for larger, smaller, v in covers)
+    return _family(_unpack(found, num_blocks), by_number, complete=True)
 
 
 def linear_families(num_blocks: int, edges: Sequence[tuple[int, int]], weight: Sequence[float]) -> list[Ideals]:
@@ -80,16 +86,17 @@ def linear_families(num_blocks: int, edges: Sequence[tuple[int, int]], weight: S
         members = np.zeros((num_blocks + 1, num_blocks), dtype=bool)
         for size, v in enumerate(order):
             members[size + 1 :, v] = True
-        families.append(_family(members, complete=False))
+        covers = [(size + 1, size, v) for size, v in enumerate(order)]
+        families.append(_family(members, covers, complete=False))
     return families
 
 
-def _family(members: Bools, *, complete: bool) -> Ideals:
+def _family(members: Bools, covers: Sequence[tuple[int, int, int]], *, complete: bool) -> Ideals:
     sizes = members.sum(axis=1)
     # Ideal i lies within j iff they share |i| blocks; float32 counts small integers exactly, and multiplies fast.
     dense = members.astype(np.float32)
     below = (dense @ dense.T == sizes[None, :]) & (sizes[None, :] < sizes[:, None])
-    return Ideals(members=members, below=below, complete=complete)
+    return Ideals(members=members, below=below, covers=tuple(covers), complete=complete)
 
 
 def _unpack(masks: Sequence[int], num_blocks: int) -> Bools:

@@ -9,11 +9,12 @@ stage runs which block: a map ``stage(v)`` that never decreases along a dependen
     (3)  c_s = sum_{nets cut at s} seconds(net)            charged to the sender once and to every reading stage
     (4)  W_s = (m - 1) t_s + r_s                           the steady phase, then what happens once per step
     (5)  r_s = stage_s + sum_{parameters g read in D_s} (seconds(g) + [g is read elsewhere too] split_s(g))
-    (6)  M_s = static_s + k_s pinned_s + buffers_s + max_{v in D_s} transient_v  <=  capacity_s
+    (6)  M_s = static_s + buffers_s + max( k_s pinned_s + max_{v in D_s} transient_v,  update_s )  <=  capacity_s
 
-``k_s`` is the number of microbatches in flight (`PipelineProblem.in_flight`).  A stage holds each parameter and pins
-each value once, however many of its blocks read it, so static and pinned bytes are unions, not sums (`_static_bytes`,
-`_pinned_bytes`).  T is an upper bound of the simulated step for fill-drain and 1F1B (docs/design/0003).
+The two cases of (6) are the backward, and the optimiser's update, when activations are gone.  ``k_s`` is the number of
+microbatches in flight (`PipelineProblem.in_flight`).  A stage holds each parameter and pins each value once, however
+many of its blocks read it, so static and pinned bytes are unions, not sums (`_stage_cost`).  T is an upper bound of the
+simulated step for fill-drain and 1F1B (docs/design/0003).
 
 Everything that searches (exact DP, CP-SAT, baselines) reports what `evaluate` says of its answer.
 """
@@ -60,12 +61,14 @@ class ParameterGroup:
         bytes: Static bytes on each stage that reads them: weights, gradients, optimiser state.
         seconds: Once per step on each such stage: their reduction over the replicas and their update.
         split_s: More seconds on each such stage if there are several: the reduction between stages.
+        update_bytes: The optimiser's temporaries: of its largest parameter if the update goes one by one, else of all.
     """
 
     readers: tuple[int, ...]
     bytes: int
     seconds: float = 0.0
     split_s: float = 0.0
+    update_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +91,7 @@ class PipelineProblem:
         parameters: Parameter groups.
         base_bytes: Bytes that stage 0 holds whatever it runs (parameters that no block reads).
         stage_s: Seconds once per step on every stage whatever it runs (the latency of a reduction).
+        update_in_turn: The optimiser updates parameters one by one: its temporaries are the largest, not the sum.
         pins: For each block the stage it must be on, or None; empty if no block is pinned.
     """
 
@@ -104,6 +108,7 @@ class PipelineProblem:
     parameters: tuple[ParameterGroup, ...] = ()
     base_bytes: int = 0
     stage_s: float = 0.0
+    update_in_turn: bool = True
     pins: tuple[int | None, ...] = ()
 
     def __post_init__(self) -> None:
@@ -145,7 +150,8 @@ class StageCost:
         saved_bytes: Bytes kept for one microbatch's backward, received values excluded.
         received_bytes: Bytes of the received values of one microbatch.
         buffer_bytes: Bytes of messages under way.
-        transient_bytes: Largest short-lived need.
+        transient_bytes: Largest short-lived need of a block.
+        update_bytes: Temporaries of the optimiser.
         memory_bytes: M of equation (6).
     """
 
@@ -158,6 +164,7 @@ class StageCost:
     received_bytes: int
     buffer_bytes: int
     transient_bytes: int
+    update_bytes: int
     memory_bytes: int
 
 
@@ -232,14 +239,16 @@ def _stage_cost(problem: PipelineProblem, assignment: Sequence[int], stage: int)
     time_s = sum(problem.forward_s[v] + problem.backward_s[v] for v in blocks) + communication_s
     held = [group for group in problem.parameters if any(assignment[v] == stage for v in group.readers)]
     once_s = problem.stage_s + sum(
-        group.seconds + (group.split_s if any(assignment[v] != stage for v in group.readers) else 0.0)
-        for group in held
+        group.seconds + (group.split_s if any(assignment[v] != stage for v in group.readers) else 0.0) for group in held
     )
     static = sum(group.bytes for group in held) + (problem.base_bytes if stage == 0 else 0)
     saved = sum(problem.saved_bytes[v] for v in blocks) + _saved_net_bytes(problem, assignment, stage)
     received = sum(net.bytes for net in cut if assignment[net.producer] != stage)
     buffers = sum(net.bytes + net.gradient_bytes for net in cut)
     transient = max(problem.transient_bytes[v] for v in blocks)
+    updates = [group.update_bytes for group in held]
+    update = max(updates, default=0) if problem.update_in_turn else sum(updates)
+    in_use = problem.in_flight(stage) * (saved + received) + transient
     return StageCost(
         time_s=time_s,
         communication_s=communication_s,
@@ -250,7 +259,8 @@ def _stage_cost(problem: PipelineProblem, assignment: Sequence[int], stage: int)
         received_bytes=received,
         buffer_bytes=buffers,
         transient_bytes=transient,
-        memory_bytes=static + problem.in_flight(stage) * (saved + received) + buffers + transient,
+        update_bytes=update,
+        memory_bytes=static + buffers + max(in_use, update),
     )
 
 
@@ -273,13 +283,13 @@ def _saved_net_bytes(problem: PipelineProblem, assignment: Sequence[int], stage:
 def work_bound(problem: PipelineProblem) -> float:
     """Return a lower bound of the objective, infinity if the devices together cannot hold the model.
 
-    ``sum_s t_s >= F = sum_v (f_v + b_v)``.  ``max_s W_s`` is at least the mean of the W_s, and at least that of any one
-    block; with ``R = sum_g seconds(g)`` each parameter counts on one stage at least::
+    ``sum_s t_s >= F = sum_v (f_v + b_v)``.  ``max_s W_s`` is at least the mean of the W_s, and at least that of any
+    one block; with ``R = sum_g seconds(g)`` each parameter counts on one stage at least::
 
         (7)  T >= F + max( ((m-1) F + R) / S + stage_s,  max_v (m-1) (f_v + b_v) + stage_s )
 
-    Memory: every parameter lies somewhere, every saved byte is held ``min_s k_s`` times.  If that exceeds the sum of the
-    capacities there is no plan.
+    Memory: every parameter lies somewhere, every saved byte is held ``min_s k_s`` times.  If that exceeds the sum of
+    the capacities there is no plan.
     """
     floor = sum(group.bytes for group in problem.parameters) + problem.base_bytes
     floor += min(map(problem.in_flight, range(problem.num_stages))) * sum(problem.saved_bytes)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from partita.errors import CaptureError
 from partita.tracer.program import Program, Step, refs
@@ -23,6 +24,8 @@ from partita.tracer.sizes import Size, depends_on_values, expression_of
 from partita.tracer.tree import map_leaves, path_text
 
 _SILENT = {"_assert_scalar", "_assert_async", "_assert_tensor_metadata", "sym_constrain_range", "sym_constrain_range_for_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset"}
+BATCH_NORMS = {"batch_norm", "_native_batch_norm_legit", "native_batch_norm", "cudnn_batch_norm"}
+_COSTLY = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d", "convolution", "scaled_dot_product_attention", "lstm", "gru"}
 CANDIDATE_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 OPEN_SHARE = 1 / 8
 """A cut candidate that itself holds lists of modules is opened when it holds more than this share of all operators."""
@@ -33,18 +36,29 @@ def packet(target: Any) -> str:
     return target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
 
 
-def is_random(target: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    """Whether an operator draws random numbers with these arguments."""
-    if not isinstance(target, torch._ops.OpOverload):
+def is_random(node: fx.Node) -> bool:
+    """Whether an operator draws random numbers with its recorded arguments."""
+    if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    schema = target._schema
-    given = {a.name: v for a, v in zip(schema.arguments, arguments, strict=False)} | keywords
-    given = {a.name: given.get(a.name, a.default_value if a.has_default_value() else None) for a in schema.arguments}
+    given = arguments_of(node)
     if "dropout_p" in given:
         return bool(given["dropout_p"])
     if "train" in given and ("p" in given or "dropout" in given):
         return bool(given["train"]) and bool(given.get("p", given.get("dropout")))
-    return torch.Tag.nondeterministic_seeded in target.tags
+    return torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _is_mutable(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """Return an operator node's arguments by schema name, defaults filled in."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return dict(node.kwargs)
+    schema = node.target._schema.arguments
+    given = {a.name: v for a, v in zip(schema, node.args, strict=False)} | dict(node.kwargs)
+    return {a.name: given.get(a.name, a.default_value if a.has_default_value() else None) for a in schema}
 
 
 @dataclass(eq=False)
@@ -58,6 +72,8 @@ class _Folder:
     mentions: dict[str, list[Call]] = field(init=False)
     order: dict[int, tuple[int, int]] = field(init=False)
     names: dict[str, str] = field(init=False)
+    free: set[str] = field(default_factory=set)
+    moved_later: set[str] = field(init=False)
     steps: list[Step] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
 
@@ -73,10 +89,12 @@ class _Folder:
             root = self._in_place_root(n)
             if root is not None:
                 self.fixed[n.name] = root
+        self.moved_later = {s.name for n in nodes if _is_mutable(n) for s in n.all_input_nodes[:1]} | {n.name for n in nodes if _is_mutable(n)}
         self.mentions, self.order = {}, {}
         self._walk(self.recording.root, 0)
         self.names = {**{n: f"{'p' if n in self.recording.parameters else 'b'}:{names[0]}" for n, names in self.recording.tensors.items()}}
         self.names |= {n: f"c:{n}" for n in self.recording.constants}
+        self.names |= {n: self.names[root] for n, root in self.fixed.items() if n not in self.names}  # changed in place: the same tensor
 
     # -- the recorded graph --------------------------------------------------------------------------------------------
     def reads_of(self, node: fx.Node) -> list[str]:
@@ -94,7 +112,7 @@ class _Folder:
 
     def _in_place_root(self, node: fx.Node) -> str | None:
         """Return the parameter, buffer or constant that an in-place operator changes and returns."""
-        if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        if not _is_mutable(node):
             return None
         first = node.args[0] if node.args else None
         return self.fixed.get(first.name) if isinstance(first, fx.Node) else None
@@ -111,6 +129,15 @@ class _Folder:
     def _inside(self, inner: Call, outer: Call) -> bool:
         low, high = self.order[id(outer)]
         return low <= self.order[id(inner)][0] <= high
+
+    def changed(self) -> set[str]:
+        """Return the parameters and buffers that the call writes into, by node name."""
+        found = {self.fixed[n] for n in self.fixed if n not in self.recording.tensors and n not in self.recording.constants}
+        for node in self.recording.nodes:
+            if node.op == "call_function" and packet(node.target) in BATCH_NORMS and arguments_of(node).get("training"):
+                found |= {s.name for s in (arguments_of(node).get("running_mean"), arguments_of(node).get("running_var")) if isinstance(s, fx.Node)}
+        by_name = {name: node for node, names in self.recording.tensors.items() for name in names}
+        return {n for n in found | {by_name.get(name, "") for name in self.recording.buffer_writes} if n in self.recording.tensors}
 
     # -- the fold check ------------------------------------------------------------------------------------------------
     def why_not(self, call: Call) -> str:
@@ -194,7 +221,6 @@ class _Folder:
         owned = [] if call.function else [node for node, names in self.recording.tensors.items() if any(_under(call.path, name) for name in names)]
         moved = tuple((b, a) for b, a in call.moved)
         writes = [name for name in [*refs(call.result), *(a for _, a in moved)] if name in body]
-        writes += [n.name for n in nodes if n.name in self.fixed and n.name not in self.recording.tensors and n.name not in self.recording.constants]
         self._add(
             kind="call",
             name=f"{call.path}#{call.occurrence}",
@@ -209,7 +235,7 @@ class _Folder:
             nodes=(call.start, call.end),
             grad_enabled=call.grad_enabled,
             autocast=call.autocast,
-            random=any(is_random(n.target, n.args, n.kwargs) for n in nodes),
+            random=any(is_random(n) for n in nodes),
         )
 
     def _glue(self, start: int, end: int, owner: Call) -> None:
@@ -236,8 +262,13 @@ class _Folder:
             for part in parts:
                 result[part.args[1]] = Ref(part.name)
         moved = ()
-        if node.target._schema.is_mutable and isinstance(node.args[0], fx.Node):
+        if _is_mutable(node) and isinstance(node.args[0], fx.Node):
             moved = ((node.args[0].name, node.name),)
+        reads = self.reads_of(node)
+        free = self._is_free(node, reads, moved)
+        if free:
+            self.free.add(node.name)
+            self.free.update(part.name for part in parts)
         self._add(
             kind="op",
             name=node.name,
@@ -246,14 +277,21 @@ class _Folder:
             args=self._arguments(tuple(node.args)),
             kwargs=self._arguments(dict(node.kwargs)),
             result=result,
-            reads=self.reads_of(node),
+            reads=reads,
             writes=refs(result),
             moved=moved,
             nodes=(i, i + 1),
+            replicable=free,
             grad_enabled=self.regions[i][0],
             autocast=self.regions[i][1],
-            random=is_random(node.target, node.args, node.kwargs),
+            random=is_random(node),
         )
+
+    def _is_free(self, node: fx.Node, reads: list[str], moved: tuple[Any, ...]) -> bool:
+        """Whether an operator is cheap and pure, and computed from inputs, constants and other such values only."""
+        given = {*self.recording.inputs, *self.recording.constants} - self.recording.trainable
+        cheap = packet(node.target) not in _COSTLY and not is_random(node) and not moved
+        return cheap and all((name in given or name in self.free) and name not in self.moved_later for name in [*reads, node.name])
 
     def _arguments(self, tree: Any) -> Any:
         def leaf(_path: object, value: Any) -> Any:
@@ -273,7 +311,7 @@ class _Folder:
     def regions(self) -> list[tuple[bool, tuple[Any, ...]]]:
         """Grad mode and autocast regions around each node, as the model's own code set them."""
         if not hasattr(self, "_regions"):
-            self._regions = list(_regions(self.recording))
+            self._regions = list(node_regions(self.recording))
         return self._regions
 
     def _add(self, **fields: Any) -> None:
@@ -303,7 +341,8 @@ def _plain_containers(tree: Any) -> Any:
     return tree
 
 
-def _regions(recording: Recording) -> Iterator[tuple[bool, tuple[Any, ...]]]:
+def node_regions(recording: Recording) -> Iterator[tuple[bool, tuple[Any, ...]]]:
+    """Yield for every node the grad mode and the autocast regions that the model's own code set around it."""
     grad, autocast = True, []
     for node in recording.nodes:
         yield grad, tuple(autocast)
@@ -317,7 +356,22 @@ def _regions(recording: Recording) -> Iterator[tuple[bool, tuple[Any, ...]]]:
             autocast.pop()
 
 
-def fold(recording: Recording, model: nn.Module, input_names: tuple[str, ...]) -> tuple[Program, dict[str, str]]:
+@dataclass(frozen=True, eq=False, slots=True)
+class Folded:
+    """What folding gives.
+
+    Attributes:
+        program: The steps.
+        names: Node name to value name where they differ.
+        opened: Module path to the reason why its call could not be folded.
+    """
+
+    program: Program
+    names: dict[str, str]
+    opened: dict[str, str]
+
+
+def fold(recording: Recording, model: nn.Module, input_names: tuple[str, ...]) -> Folded:
     """Turn a recording into a program.
 
     Args:
@@ -326,7 +380,7 @@ def fold(recording: Recording, model: nn.Module, input_names: tuple[str, ...]) -
         input_names: What to call the inputs, in their order.
 
     Returns:
-        The program, and for every call that had to be opened the reason by module path.
+        The program with its value names and the calls that had to be opened.
 
     Raises:
         CaptureError: If something that must stay whole cannot be folded.
@@ -344,9 +398,23 @@ def fold(recording: Recording, model: nn.Module, input_names: tuple[str, ...]) -
         sizes=recording.sizes,
         result=map_leaves(lambda _p, leaf: Ref(rename(leaf.name)) if isinstance(leaf, Ref) else leaf, recording.root.result),
         buffer_writes={name: rename(node) for name, node in recording.buffer_writes.items()},
+        changed=frozenset(rename(node) for node in folder.changed()),
+        storage=_storages(recording, rename),
     )
     _check_visible(program)
-    return program, folder.reasons
+    _check_constants(program)
+    return Folded(program, folder.names, folder.reasons)
+
+
+def _storages(recording: Recording, rename: Callable[[str], str]) -> dict[str, str]:
+    """Return for every tensor value the first value that has the same memory."""
+    owner: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for node in recording.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            found[rename(node.name)] = owner.setdefault(value.untyped_storage()._cdata, rename(node.name))
+    return found
 
 
 def _needed(steps: list[Step], wanted: set[str]) -> list[Step]:
@@ -361,6 +429,16 @@ def _needed(steps: list[Step], wanted: set[str]) -> list[Step]:
     for i, step in enumerate(kept):
         step.id = i
     return kept
+
+
+def _check_constants(program: Program) -> None:
+    """Refuse values that exist only while tracing."""
+    for name, tensor in program.constants.items():
+        if isinstance(tensor, FakeTensor):
+            raise CaptureError(
+                f"the forward makes the tensor {name} in a way that the trace cannot follow",
+                hint="autograd.grad inside a forward keeps its module whole",
+            )
 
 
 def _check_visible(program: Program) -> None:

@@ -35,6 +35,7 @@ class Step:
         grad_enabled: Whether the model itself had gradients enabled here.
         autocast: Autocast regions of the model itself: (device type, enabled, dtype).
         random: Draws random numbers.
+        replicable: Cheap, pure, and computed from inputs and constants only: every stage that needs it may recompute it.
     """
 
     id: int
@@ -52,6 +53,7 @@ class Step:
     grad_enabled: bool = True
     autocast: tuple[tuple[str, bool, torch.dtype], ...] = ()
     random: bool = False
+    replicable: bool = False
 
 
 @dataclass(eq=False)
@@ -67,6 +69,8 @@ class Program:
         sizes: How sizes follow from the inputs' shapes, and when the capture holds.
         result: The call's result with `Ref`, `Size` and constants as leaves.
         buffer_writes: Buffers that the call replaces: qualified name to value name.
+        changed: Value names of the parameters and buffers that the call writes into or replaces.
+        storage: For each tensor value the first value that has the same memory.
     """
 
     steps: tuple[Step, ...]
@@ -77,6 +81,8 @@ class Program:
     sizes: SizeRules
     result: Any
     buffer_writes: Mapping[str, str]
+    changed: frozenset[str]
+    storage: Mapping[str, str]
     random: bool = field(init=False)
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ an exception as soon as the root returns: the raw operator list needs none of ex
 from __future__ import annotations
 
 import contextlib
+import itertools
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -80,6 +81,7 @@ class Recording:
         inputs: Node names of the input tensors.
         tensors: Node name of each parameter and buffer to all its qualified names.
         parameters: Node names that are parameters.
+        trainable: Node names of parameters and inputs that require a gradient.
         constants: Tensors that the model made or held without registering, by node name.
         sizes: How sizes follow from the inputs.
         buffer_writes: Buffers that the forward replaced by another tensor: qualified name to node name.
@@ -91,6 +93,7 @@ class Recording:
     inputs: tuple[str, ...]
     tensors: dict[str, tuple[str, ...]]
     parameters: frozenset[str]
+    trainable: frozenset[str]
     constants: dict[str, torch.Tensor]
     sizes: SizeRules
     buffer_writes: dict[str, str]
@@ -129,8 +132,10 @@ class _Recorder:
         self.stack: list[Call] = []
         self.tensors: dict[str, tuple[str, ...]] = {}
         self.parameters: set[str] = set()
+        self.trainable: set[str] = set()
         self.recording: Recording | None = None
         self.input_tensors: tuple[torch.Tensor, ...] = ()
+        self.inputs: tuple[str, ...] = ()
 
     # -- nodes of values -----------------------------------------------------------------------------------------------
     @property
@@ -202,7 +207,7 @@ class _Recorder:
         if path is None or torch.compiler.is_dynamo_compiling() or get_proxy_mode() is None:
             return
         if not self.stack:
-            self._note_parameters()
+            self._note_tensors()
         call = self.enter(path, args, kwargs)
         call.opaque = _why_opaque(module)
 
@@ -219,13 +224,17 @@ class _Recorder:
             raise _RecordedError
         return result
 
-    def _note_parameters(self) -> None:
+    def _note_tensors(self) -> None:
+        self.inputs = tuple(self.node_of(tensor) or "" for tensor in self.input_tensors)
+        self.trainable = {name for name, tensor in zip(self.inputs, self.input_tensors, strict=True) if tensor.requires_grad}
         for name, tensor, is_parameter in named_tensors(self.model):
             node = self.node_of(tensor)
             if node is not None:
                 self.tensors[node] = (*self.tensors.get(node, ()), name)
                 if is_parameter:
                     self.parameters.add(node)
+                if tensor.requires_grad:
+                    self.trainable.add(node)
 
     def _finish(self, root: Call) -> None:
         tracer = self.tracer
@@ -235,13 +244,14 @@ class _Recorder:
             for n in nodes
             if n.op == "get_attr" and isinstance(getattr(tracer.root, str(n.target), None), torch.Tensor)
         }
-        names = tuple(self.node_of(tensor) or "" for tensor in self.input_tensors)
+        names = self.inputs
         self.recording = Recording(
             nodes=nodes,
             root=root,
             inputs=names,
             tensors=self.tensors,
             parameters=frozenset(self.parameters),
+            trainable=frozenset(self.trainable),
             constants=constants,
             sizes=rules_from(self.fake_mode.shape_env, [t.shape for t in self.input_tensors]),
             buffer_writes=self._buffer_writes(),
@@ -341,7 +351,13 @@ def _restored_attributes(recorder: _Recorder) -> Iterator[None]:
                 module._buffers[name] = value
 
 
-def record(model: nn.Module, tensors: tuple[torch.Tensor, ...], call: Callable[[nn.Module, tuple[torch.Tensor, ...]], Any], device: str) -> Recording:
+def record(
+    model: nn.Module,
+    tensors: tuple[torch.Tensor, ...],
+    call: Callable[[nn.Module, tuple[torch.Tensor, ...]], Any],
+    device: str,
+    tied: tuple[tuple[int, int], ...] = (),
+) -> Recording:
     """Trace one call of a weightless model.
 
     Args:
@@ -349,6 +365,7 @@ def record(model: nn.Module, tensors: tuple[torch.Tensor, ...], call: Callable[[
         tensors: The input tensors of the example (only shapes, dtypes and flags matter).
         call: Calls the model with the user's arguments rebuilt around the given tensors.
         device: Where the parameters will be when the captured program runs.
+        tied: Input axes (input, dim) that are taken to have one size, as a condition of the recording.
 
     Returns:
         The recording.
@@ -371,6 +388,8 @@ def record(model: nn.Module, tensors: tuple[torch.Tensor, ...], call: Callable[[
 
     def entry_call(given: tuple[torch.Tensor, ...]) -> Any:
         recorder.input_tensors = given
+        for (i, d), (j, e) in itertools.pairwise(tied):
+            torch._check(given[i].shape[d] == given[j].shape[e])
         return call(model, given)
 
     entry = _Entry(model, entry_call)

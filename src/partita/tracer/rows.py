@@ -8,6 +8,7 @@ This is the structural half of the judgement; the numerical half (`partita.trace
 
 from __future__ import annotations
 
+import functools
 import operator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,8 +17,9 @@ import sympy
 import torch
 from torch import fx
 
-from partita.tracer.fold import packet
+from partita.tracer.fold import BATCH_NORMS, arguments_of, packet
 from partita.tracer.record import Recording
+from partita.tracer.sizes import expression_of
 
 Merge = Literal["rows", "whole", "mean", "sum", "count"]
 
@@ -45,7 +47,6 @@ _MEANS = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_e
 _COUNTED = {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"}
 _LINEAR = {"neg", "to", "_to_copy", "float", "double", "half", "bfloat16", "clone", "contiguous", "alias", "view", "reshape", "squeeze", "detach", "type_as"}
 _ALONG = {"softmax", "log_softmax", "cumsum", "cumprod", "sort", "argsort", "topk", "flip", "roll", "logcumsumexp", "kthvalue", "median", "unique_dim", "renorm", "cummax", "cummin"}
-_BATCH_NORMS = {"batch_norm", "_native_batch_norm_legit", "native_batch_norm", "cudnn_batch_norm"}
 
 
 class CoupledError(Exception):
@@ -148,7 +149,7 @@ class RowAnalysis:
         if row_dim is None or source is None:
             return
         ndim = source.meta["val"].ndim if isinstance(source.meta.get("val"), torch.Tensor) else 0
-        if name in _BATCH_NORMS and (given.get("training") or given.get("running_mean") is None):
+        if name in BATCH_NORMS and (given.get("training") or given.get("running_mean") is None):
             raise CoupledError(f"{node.name} normalises over the rows of the batch ({_where(node)})")
         if name in _ALONG:
             dims = given.get("dim", given.get("dims", -1))
@@ -176,8 +177,6 @@ class RowAnalysis:
         given = arguments_of(node)
         reduction = given.get("reduction", 1)
         if name in _MEANS and reduction in {1, 2}:
-            if given.get("weight") is not None and not self._whole(given["weight"]):
-                return Join("mean" if reduction == 1 else "sum")
             return Join("mean" if reduction == 1 else "sum")
         if name in _COUNTED and reduction == 2:
             return Join("sum")
@@ -200,33 +199,31 @@ class RowAnalysis:
 
     def _linear(self, node: fx.Node, name: str, sources: list[fx.Node]) -> Join:
         joins = {self.joins[s.name] for s in sources}
-        others = [s for s in node.all_input_nodes if s.name not in self.joins]
         if len(joins) > 1:
             raise CoupledError(f"{node.name} mixes different reductions over the batch ({_where(node)})")
         join = joins.pop()
-        scaled = name in {"mul", "div"} and len(sources) == 1 and (name == "mul" or node.args[0] is sources[0])
-        added = name in {"add", "sub"} and (join.how != "sum" or (not others and all(isinstance(a, fx.Node) for a in node.args[:2])))
-        if name in _LINEAR or scaled or added:
+        alone = len(sources) == 1 and (name in {"mul", "neg"} or node.args[0] is sources[0])
+        growing = [a for a in node.args if isinstance(a, fx.Node) and self._grows(a)]
+        if growing:  # a sum divided by a multiple of the number of rows is a mean
+            if name == "div" and join.how == "sum" and alone and growing == [node.args[1]]:
+                return Join("mean")
+        elif name in _LINEAR or (name in {"mul", "div"} and alone):
             return join
+        elif name in {"add", "sub"} and (join.how != "sum" or all(a in sources for a in node.args[:2])):
+            return join  # weights that sum to one keep constants
         raise CoupledError(f"{node.name} is not linear in a reduction over the batch ({_where(node)})")
 
-    def _whole(self, value: Any) -> bool:
-        return not isinstance(value, fx.Node) or (value.name not in self.dims and value.name not in self.joins)
+    def _grows(self, node: fx.Node) -> bool:
+        """Whether a node is a number proportional to the rows of the batch."""
+        expression = expression_of(node.meta.get("val"))
+        return expression is not None and self.symbol in self.recording.settle(node.meta["val"]).free_symbols
 
 
+@functools.cache
 def _proportional(expression: sympy.Basic, symbol: sympy.Symbol) -> bool:
     """Whether an expression is ``symbol`` times something that does not contain it."""
     ratio = sympy.cancel(expression / symbol) if expression != symbol else sympy.Integer(1)
     return symbol not in ratio.free_symbols
-
-
-def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """Return an operator node's arguments by schema name, defaults filled in."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return dict(node.kwargs)
-    schema = node.target._schema.arguments
-    given = {a.name: v for a, v in zip(schema, node.args, strict=False)} | dict(node.kwargs)
-    return {a.name: given.get(a.name, a.default_value if a.has_default_value() else None) for a in schema}
 
 
 def source_of(node: fx.Node) -> str:

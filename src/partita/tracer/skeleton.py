@@ -61,6 +61,10 @@ def _as_parameter(data: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     new = nn.Parameter(data, requires_grad=like.requires_grad)
     for key, value in vars(like).items():
         setattr(new, key, value)
+    for hook in (like._backward_hooks or {}).values():
+        new.register_hook(hook)
+    for hook in (getattr(like, "_post_accumulate_grad_hooks", None) or {}).values():
+        new.register_post_accumulate_grad_hook(hook)
     return new
 
 

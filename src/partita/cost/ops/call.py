@@ -112,6 +112,11 @@ Formula = Callable[[OpCall], OpPrice]
 """Prices one call; total: any shapes and any literals give a price."""
 
 
+def named(formula: Formula, names: str) -> dict[str, Formula]:
+    """Return the entries of a registry for blank-separated operator names that share a formula."""
+    return dict.fromkeys(names.split(), formula)
+
+
 def owner(tensor: TensorSpec) -> str:
     """Return the id of the tensor that owns the memory."""
     return tensor.storage or tensor.id

@@ -6,7 +6,7 @@ The backward of a product needs one product of the same size for each factor tha
 
 from __future__ import annotations
 
-from math import prod
+from math import ceil, prod
 
 from partita.cost.ops.call import (
     FLOAT_BYTES,
@@ -15,6 +15,7 @@ from partita.cost.ops.call import (
     OpPrice,
     ids,
     is_floating,
+    named,
     streaming,
     total_bytes,
 )
@@ -69,7 +70,7 @@ def matmul_added(call: OpCall) -> OpPrice:
     if len(call.reads) < 3:
         return matmul(call)
     left, right = call.reads[1], call.reads[2]
-    # addbmm also sums over the batch of the factors, so count from the factors: rows of the left x contracted x columns.
+    # addbmm also sums over the batch of the factors, so count from them: rows of the left x contracted x columns.
     columns = right.shape[-1] if len(right.shape) > 1 else 1
     return product(call, "matmul", 2 * left.numel * columns, (left, right))
 
@@ -111,7 +112,7 @@ def convolution(call: OpCall) -> OpPrice:
         return streaming(call, "convolution")
     source, weight = call.reads[0], call.reads[1]
     transposed = "transpose" in call.name or call.flag("transposed")
-    # A weight is (out, in / groups, *kernel); transposed it is (in, out / groups, *kernel) and works at each input position.
+    # A weight is (out, in / groups, *kernel); transposed it is (in, out / groups, *kernel), used per input position.
     positions = source.numel if transposed else _results(call)
     return product(call, "convolution", 2 * positions * prod(weight.shape[1:]), (source, weight))
 
@@ -133,12 +134,12 @@ def attention(call: OpCall) -> OpPrice:
     other_half = 2 * scores * (value.shape[-1] if value.shape else 1)
     flops = half + other_half
     grad = call.needs_grad
-    mask_grad = len(call.reads) > 3 and call.reads[3].requires_grad
-    fused = call.name != "scaled_dot_product_attention" or (len(query.shape) == 4 and not mask_grad)
+    fused = uses_fused_attention(call)
     element = ITEM_SIZE[query.dtype]
     rows = scores // max(1, key.shape[-2] if len(key.shape) > 1 else 1)
-    workspace = rows * FLOAT_BYTES if fused else scores * element
-    saved = (query, key, value, *call.reads[3:4], *call.writes[:1]) if fused else call.reads[:3]
+    kept = math_attention_bytes(query, key, dropout=call.number("dropout_p") > 0.0)
+    workspace = rows * FLOAT_BYTES if fused else kept
+    saved = (query, key, value, *call.reads[3:4], *call.writes[:1]) if fused else (value,)
     passes = 0 if fused else 4 * scores * element  # the scores are written, normalised (read, written) and read
     backward_flops = (flops // 2) * 5 if fused else 2 * flops
     return OpPrice(
@@ -152,6 +153,21 @@ def attention(call: OpCall) -> OpPrice:
     )
 
 
+def uses_fused_attention(call: OpCall) -> bool:
+    """Return whether CUDA has a fused kernel for the call: 4-dimensional operands, no gradient for the mask."""
+    if call.name != "scaled_dot_product_attention":
+        return True
+    return len(call.reads[0].shape) == 4 and not (len(call.reads) > 3 and call.reads[3].requires_grad)
+
+
+def math_attention_bytes(query: TensorSpec, key: TensorSpec, *, dropout: bool) -> int:
+    """Return what attention without a fused kernel keeps besides the value.
+
+    Scaled copies of query and key, the softmax, and with dropout the mask and the product of both.
+    """
+    return (3 if dropout else 1) * num_scores(query, key) * ITEM_SIZE[query.dtype] + query.bytes + key.bytes
+
+
 def num_scores(query: TensorSpec, key: TensorSpec) -> int:
     """Return the number of attention scores: heads and batch of the query x queries x keys."""
     if len(query.shape) < 2 or len(key.shape) < 2:
@@ -162,21 +178,25 @@ def num_scores(query: TensorSpec, key: TensorSpec) -> int:
 def recurrent(call: OpCall) -> OpPrice:
     """``lstm, gru, rnn_tanh, rnn_relu``: every weight matrix meets every time step and row once.
 
-    Kept are the gates' activations and two states per step; each layer and direction has two matrices of as many rows as gates.
+    What is kept for each step, row and layer follows saved-tensor hooks on a CPU (torch 2.13): 17 states for an LSTM
+    (4 gates), 7 to 8 for a GRU (3 gates). What cuDNN reserves is not known here.
     """
     source = call.reads[0]
     steps = source.numel // max(1, source.shape[-1] if source.shape else 1)
     matrices = [tensor for tensor in call.reads[1:] if len(tensor.shape) == 2 and tensor.role == "parameter"]
     flops = 2 * steps * sum(matrix.numel for matrix in matrices)
-    gates = sum(matrix.shape[0] for matrix in matrices) // 2
-    workspace = steps * gates * 3 // 2 * ITEM_SIZE[source.dtype]
+    gates = sum(matrix.shape[0] for matrix in matrices) // 2  # a layer has two matrices of as many rows as gates
+    workspace = ceil(steps * gates * _KEPT_BY_GATE.get(call.name, 2.0)) * ITEM_SIZE[source.dtype]
     price = streaming(call, "scan", flops=flops, saved=(source, *matrices, *call.writes[:1]), workspace=workspace)
     num_products = (1 if source.requires_grad else 0) + (1 if any(m.requires_grad for m in matrices) else 0)
     return _with_backward_flops(price, num_products * flops)
 
 
+_KEPT_BY_GATE = {"lstm": 17 / 4, "gru": 8 / 3}
+
+
 def multi_head(call: OpCall) -> OpPrice:
-    """The fused inference paths of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``; they have no backward."""
+    """The inference paths of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``; they have no backward."""
     source = call.reads[0]
     tokens = source.numel // max(1, source.shape[-1] if source.shape else 1)
     matrices = [tensor for tensor in call.reads[1:] if len(tensor.shape) == 2 and is_floating(tensor)]
@@ -219,35 +239,22 @@ def _contracted(equation: str, operands: tuple[TensorSpec, ...]) -> int:
 
 
 DENSE: dict[str, Formula] = {
-    **dict.fromkeys(("linear", "matmul", "mm", "bmm", "mv", "dot", "vdot", "inner", "_scaled_mm", "_grouped_mm"), matmul),
-    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv"), matmul_added),
-    **dict.fromkeys(("outer", "ger", "addr", "kron"), outer),
+    **named(matmul, "linear matmul mm bmm mv dot vdot inner _scaled_mm _grouped_mm"),
+    **named(matmul_added, "addmm baddbmm addbmm addmv"),
+    **named(outer, "outer ger addr kron"),
     "bilinear": bilinear,
     "einsum": einsum,
-    **dict.fromkeys(
-        (
-            "conv1d",
-            "conv2d",
-            "conv3d",
-            "convolution",
-            "_convolution",
-            "conv_transpose1d",
-            "conv_transpose2d",
-            "conv_transpose3d",
-        ),
+    **named(
         convolution,
+        "conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d",
     ),
-    **dict.fromkeys(
-        (
-            "scaled_dot_product_attention",
-            "_scaled_dot_product_flash_attention",
-            "_scaled_dot_product_flash_attention_for_cpu",
-            "_scaled_dot_product_efficient_attention",
-            "_scaled_dot_product_cudnn_attention",
-        ),
+    **named(
         attention,
+        "scaled_dot_product_attention _scaled_dot_product_flash_attention "
+        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
+        "_scaled_dot_product_cudnn_attention",
     ),
-    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell"), recurrent),
-    **dict.fromkeys(("_native_multi_head_attention", "_transformer_encoder_layer_fwd"), multi_head),
+    **named(recurrent, "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell"),
+    **named(multi_head, "_native_multi_head_attention _transformer_encoder_layer_fwd"),
 }
 """Formula by operator name."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
-from partita.cost.ops.call import FLOAT_BYTES, Formula, OpCall, OpPrice, is_floating, streaming
+from partita.cost.ops.call import FLOAT_BYTES, Formula, OpCall, OpPrice, is_floating, named, streaming
 from partita.ir.graph import TensorSpec
 
 
@@ -69,7 +69,7 @@ def multiply_add(call: OpCall) -> OpPrice:
 
 
 def dropout(call: OpCall) -> OpPrice:
-    """``dropout``: a mask of one byte per element, unless it is switched off; see `formulas.cpu_workspace` for a CPU."""
+    """``dropout``: a mask of one byte per element, unless it is off; see `formulas.cpu_workspace` for a CPU."""
     active = call.number("p", 0.5) > 0.0 and call.flag("train", default=True) and call.flag("training", default=True)
     if not active:
         return OpPrice(kind="view") if call.is_view else streaming(call, "movement")
@@ -218,100 +218,83 @@ def _kernel(call: OpCall) -> int:
 
 
 _NOTHING = """
-add sub rsub neg positive subtract sign sgn round floor ceil trunc frac floor_divide remainder fmod
+add sub rsub diff neg positive subtract sign sgn round floor ceil trunc frac floor_divide remainder fmod
 eq ne lt le gt ge equal isclose isnan isinf isfinite isneginf isposinf is_nonzero allclose
 logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor
 bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__ __iand__ __ior__
 real imag conj heaviside signbit nextafter searchsorted bucketize isin deg2rad rad2deg fill zero
-""".split()
+"""
 _OPERAND = """
 gelu silu sin cos tan asin acos atan sinh cosh log log2 log10 log1p abs absolute square leaky_relu elu celu selu
 softplus hardswish hardsigmoid hardtanh relu6 mish erf erfc log_sigmoid logsigmoid clamp clamp_min clamp_max clip
 softsign hardshrink softshrink tanhshrink threshold glu nan_to_num xlogy digamma lgamma i0 sinc angle view_as_complex
 polar special_expit native_gelu logit
-""".split()
-_OPERANDS = "maximum minimum fmax fmin atan2 hypot prelu _prelu_kernel dist cdist cosine_similarity copysign".split()
-_RESULT = "relu tanh sigmoid exp exp2 expm1 sqrt rsqrt reciprocal rrelu".split()
+"""
+_OPERANDS = "maximum minimum fmax fmin atan2 hypot prelu _prelu_kernel dist cdist cosine_similarity copysign"
+_RESULT = "relu tanh sigmoid exp exp2 expm1 sqrt rsqrt reciprocal rrelu"
 
 ELEMENTWISE: dict[str, Formula] = {
-    **dict.fromkeys(_NOTHING, keeps_nothing),
-    **dict.fromkeys(_OPERAND, keeps_operand),
-    **dict.fromkeys(_OPERANDS, keeps_operands),
-    **dict.fromkeys(_RESULT, keeps_result),
-    **dict.fromkeys(("where", "masked_fill"), keeps_condition),
-    **dict.fromkeys(("mul", "multiply"), multiply),
-    **dict.fromkeys(("div", "divide", "true_divide"), divide),
-    **dict.fromkeys(("pow", "float_power"), power),
-    **dict.fromkeys(("addcmul", "addcdiv", "lerp"), multiply_add),
-    **dict.fromkeys(
-        ("dropout", "native_dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "_fused_dropout"),
-        dropout,
-    ),
-    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax", "softmin", "_safe_softmax"), softmax),
+    **named(keeps_nothing, _NOTHING),
+    **named(keeps_operand, _OPERAND),
+    **named(keeps_operands, _OPERANDS),
+    **named(keeps_result, _RESULT),
+    **named(keeps_condition, "where masked_fill"),
+    **named(multiply, "mul multiply"),
+    **named(divide, "div divide true_divide"),
+    **named(power, "pow float_power"),
+    **named(multiply_add, "addcmul addcdiv lerp"),
+    **named(dropout, "dropout native_dropout feature_dropout alpha_dropout feature_alpha_dropout _fused_dropout"),
+    **named(softmax, "softmax _softmax log_softmax _log_softmax softmin _safe_softmax"),
     "logsumexp": logsumexp,
-    **dict.fromkeys(("layer_norm", "native_layer_norm"), layer_norm),
-    **dict.fromkeys(("rms_norm", "_fused_rms_norm"), rms_norm),
-    **dict.fromkeys(("group_norm", "native_group_norm", "instance_norm"), group_norm),
-    **dict.fromkeys(
-        (
-            "batch_norm",
-            "native_batch_norm",
-            "_native_batch_norm_legit",
-            "_native_batch_norm_legit_functional",
-            "_native_batch_norm_legit_no_training",
-            "cudnn_batch_norm",
-            "_batch_norm_impl_index",
-        ),
+    **named(layer_norm, "layer_norm native_layer_norm"),
+    **named(rms_norm, "rms_norm _fused_rms_norm"),
+    **named(group_norm, "group_norm native_group_norm instance_norm"),
+    **named(
         batch_norm,
+        "batch_norm native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
+        "_native_batch_norm_legit_no_training cudnn_batch_norm _batch_norm_impl_index",
     ),
-    **dict.fromkeys(
-        "sum mean nansum nanmean any all argmax argmin count_nonzero trace sum_to_size bincount histc unique unique2 "
-        "_unique2 unique_consecutive unique_dim nonzero nonzero_numpy masked_select".split(),
+    **named(
         reduction,
+        "sum mean nansum nanmean any all argmax argmin count_nonzero trace sum_to_size bincount histc unique "
+        "unique2 _unique2 unique_consecutive unique_dim nonzero nonzero_numpy masked_select",
     ),
-    **dict.fromkeys(
-        "norm linalg_vector_norm linalg_norm linalg_matrix_norm frobenius_norm var std var_mean std_mean prod "
-        "cumprod logcumsumexp renorm".split(),
+    **named(
         reduction_keeps_operand,
+        "norm linalg_vector_norm linalg_norm linalg_matrix_norm frobenius_norm var std var_mean std_mean prod "
+        "cumprod logcumsumexp renorm",
     ),
-    **dict.fromkeys(
-        "max min amax amin aminmax median nanmedian kthvalue mode cummax cummin".split(), reduction_keeps_indices
-    ),
+    **named(reduction_keeps_indices, "max min amax amin aminmax median nanmedian kthvalue mode cummax cummin"),
     "cumsum": cumulative,
-    **dict.fromkeys(("sort", "topk", "argsort", "msort"), sort),
+    **named(sort, "sort topk argsort msort"),
     "cross_entropy_loss": cross_entropy,
-    **dict.fromkeys(
-        ("nll_loss", "nll_loss2d", "nll_loss_nd", "nll_loss_forward", "nll_loss2d_forward"), loss_keeps_targets
-    ),
-    **dict.fromkeys(
-        "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div "
-        "soft_margin_loss".split(),
+    **named(loss_keeps_targets, "nll_loss nll_loss2d nll_loss_nd nll_loss_forward nll_loss2d_forward"),
+    **named(
         loss_keeps_operands,
+        "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div "
+        "soft_margin_loss",
     ),
-    **dict.fromkeys(
-        "hinge_embedding_loss margin_ranking_loss cosine_embedding_loss triplet_margin_loss poisson_nll_loss "
-        "multi_margin_loss multilabel_margin_loss ctc_loss _ctc_loss".split(),
+    **named(
         composite_loss,
+        "hinge_embedding_loss margin_ranking_loss cosine_embedding_loss triplet_margin_loss poisson_nll_loss "
+        "multi_margin_loss multilabel_margin_loss ctc_loss _ctc_loss",
     ),
-    **dict.fromkeys(
-        (f"{name}{n}d" for n in (1, 2, 3) for name in ("avg_pool", "adaptive_avg_pool", "_adaptive_avg_pool")),
+    **named(
         average_pool,
+        "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
+        "_adaptive_avg_pool2d _adaptive_avg_pool3d",
     ),
-    **dict.fromkeys(
-        (
-            f"{name}{n}d{suffix}"
-            for n in (1, 2, 3)
-            for name in ("max_pool", "adaptive_max_pool", "fractional_max_pool")
-            for suffix in ("", "_with_indices")
-        ),
+    **named(
         max_pool,
+        "max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices "
+        "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d",
     ),
-    **dict.fromkeys(
+    **named(
+        upsample,
         "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
         "upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d "
         "_upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa interpolate grid_sampler "
-        "grid_sampler_2d grid_sampler_3d affine_grid_generator".split(),
-        upsample,
+        "grid_sampler_2d grid_sampler_3d affine_grid_generator",
     ),
 }
 """Formula by operator name."""

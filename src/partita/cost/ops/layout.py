@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from partita.cost.ops.call import Formula, OpCall, OpPrice, ids, is_floating, streaming, total_bytes
+from partita.cost.ops.call import Formula, OpCall, OpPrice, ids, is_floating, named, streaming, total_bytes
 
 
 def view(call: OpCall) -> OpPrice:
-    """``view, transpose`` …: free both ways; a copy where the result owns memory (``reshape``, ``contiguous``, ``to``)."""
+    """``view, transpose`` …: free both ways; a copy where the result owns its memory (``reshape``, ``to``)."""
     return OpPrice(kind="view") if call.is_view else movement(call)
 
 
 def part(call: OpCall) -> OpPrice:
-    """``slice, select`` …: a free view, whose backward fills a tensor of the operand's size with zeros and copies the part."""
+    """``slice, select`` …: a free view, whose backward fills a whole gradient with zeros and copies the part."""
     if not call.is_view:
         return movement(call)
     return OpPrice(kind="view", backward_bytes=call.grads_bytes())
@@ -31,7 +31,7 @@ def movement(call: OpCall) -> OpPrice:
 
 
 def lookup(call: OpCall) -> OpPrice:
-    """``embedding, index, gather`` …: only what is picked is read; the backward fills a whole gradient with zeros first.
+    """``embedding, index, gather`` …: only what is picked is read; the backward fills a whole gradient first.
 
     The indices are kept.
     """
@@ -68,14 +68,14 @@ def nothing(_call: OpCall) -> OpPrice:
 
 _VIEWS = """
 view reshape _unsafe_view view_as reshape_as permute transpose t mT numpy_T swapaxes swapdims movedim moveaxis unsqueeze
-squeeze flatten unflatten ravel alias detach contiguous to _to_copy type_as float double half bfloat16 long int bool
+squeeze flatten unflatten ravel alias detach contiguous to _to_copy type_as
 view_as_real lift_fresh lift requires_grad conj_physical resolve_conj resolve_neg _conj cpu cuda
 atleast_1d atleast_2d atleast_3d adjoint
-""".split()
+"""
 _PARTS = """
 slice select narrow split split_with_sizes chunk tensor_split unbind unfold as_strided diagonal hsplit vsplit dsplit
 unsafe_split unsafe_chunk unsafe_split_with_sizes
-""".split()
+"""
 _MOVES = """
 cat concat concatenate stack hstack vstack dstack column_stack repeat repeat_interleave tile pad constant_pad_nd
 reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d _pad_circular
@@ -83,38 +83,39 @@ roll flip fliplr flipud rot90 clone copy copy_ tril triu diag diag_embed meshgri
 channel_shuffle im2col col2im block_diag cartesian_prod tril_indices triu_indices one_hot slice_scatter select_scatter
 diagonal_scatter as_strided_scatter as_strided_copy slice_copy expand_copy view_copy permute_copy transpose_copy
 detach_copy _reshape_copy unfold_copy vander combinations resize
-""".split()
+"""
 _FACTORIES = """
 arange zeros ones full empty eye linspace logspace zeros_like ones_like full_like empty_like new_zeros new_ones new_full
-new_empty empty_strided new_empty_strided scalar_tensor tensor lift_fresh_copy hann_window hamming_window _efficientzerotensor
-""".split()
+new_empty empty_strided new_empty_strided scalar_tensor tensor lift_fresh_copy hann_window hamming_window
+_efficientzerotensor
+"""
 _RANDOM = """
 rand randn randint randperm rand_like randn_like randint_like normal uniform bernoulli multinomial exponential random
 poisson log_normal geometric cauchy normal_functional
-""".split()
+"""
 _NOTHING = """
 item _local_scalar_dense _assert_tensor_metadata _assert_async _assert_scalar sym_size sym_numel sym_stride
 sym_storage_offset sym_constrain_range sym_constrain_range_for_size size stride numel dim is_floating_point getitem
 _shape_as_tensor is_same_size record_stream
-""".split()
+"""
 
 LAYOUT: dict[str, Formula] = {
-    **dict.fromkeys(_VIEWS, view),
-    **dict.fromkeys(_PARTS, part),
-    **dict.fromkeys(("expand", "expand_as", "broadcast_to", "broadcast_tensors"), expansion),
-    **dict.fromkeys(_MOVES, movement),
-    **dict.fromkeys(
-        "embedding index index_select gather take take_along_dim _unsafe_index _unsafe_masked_index embedding_bag "
-        "_embedding_bag".split(),
+    **named(view, _VIEWS),
+    **named(part, _PARTS),
+    **named(expansion, "expand expand_as broadcast_to broadcast_tensors"),
+    **named(movement, _MOVES),
+    **named(
         lookup,
+        "embedding index index_select gather take take_along_dim _unsafe_index _unsafe_masked_index embedding_bag "
+        "_embedding_bag",
     ),
-    **dict.fromkeys(
-        "scatter scatter_add scatter_reduce index_put _index_put_impl _unsafe_index_put index_add index_copy index_fill "
-        "masked_scatter index_reduce put".split(),
+    **named(
         placement,
+        "scatter scatter_add scatter_reduce index_put _index_put_impl _unsafe_index_put index_add index_copy "
+        "index_fill masked_scatter index_reduce put",
     ),
-    **dict.fromkeys(_FACTORIES, factory),
-    **dict.fromkeys(_RANDOM, random),
-    **dict.fromkeys(_NOTHING, nothing),
+    **named(factory, _FACTORIES),
+    **named(random, _RANDOM),
+    **named(nothing, _NOTHING),
 }
 """Formula by operator name."""

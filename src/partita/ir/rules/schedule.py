@@ -121,7 +121,9 @@ def _messages_paired(schedule: Schedule) -> Findings:
 
 def _reduction_last(schedule: Schedule) -> Findings:
     for position, actions in enumerate(schedule.ranks):
-        done: dict[int, int] = {action.stage: index for index, action in enumerate(actions) if action.kind in {"B", "W"}}
+        done: dict[int, int] = {
+            action.stage: index for index, action in enumerate(actions) if action.kind in {"B", "W"}
+        }
         for index, action in enumerate(actions):
             if action.kind == "REDUCE_GRAD" and index < done.get(action.stage, -1):
                 yield f"ranks[{position}][{index}]", f"{action} stands before {actions[done[action.stage]]}"
@@ -136,7 +138,9 @@ STRUCTURE = (
 MEANING = (
     Rule("S005", "a stage runs on one position", _one_position_per_stage),
     Rule("S006", "no action occurs twice", _nothing_twice),
-    Rule("S007", "every stage does F, and B or both I and W, for every microbatch (or F only, for all)", _work_complete),
+    Rule(
+        "S007", "every stage does F, and B or both I and W, for every microbatch (or F only, for all)", _work_complete
+    ),
     Rule("S008", "backward work follows its forward, receives precede their work, and sends follow it", _work_in_order),
     Rule("S009", "every send has its receive, and every receive its send", _messages_paired),
     Rule("S010", "a stage reduces its gradients after its last backward", _reduction_last),

@@ -1,0 +1,241 @@
+"""Which configurations there are, which of them the user allows, and which devices they use.
+
+A configuration is (stages S, replicas d, microbatches m, schedule) and a `placement` of the S x d ranks.  Left out
+because another one is at least as good under the same cost model:
+
+* a degree d whose replicas have as many rows as those of a smaller one (the reduction only grows);
+* a number of microbatches whose microbatches have as many rows as those of a smaller one;
+* fill-drain where 1F1B is allowed: the same objective, and never more microbatches in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from partita.errors import InfeasibleError
+from partita.ir.cluster import Cluster
+from partita.ir.graph import ModelGraph
+from partita.ir.plan import LossPlace
+from partita.ir.request import Limits, Search, choices
+from partita.partitioner.pricing import Configuration
+from partita.schedules.makers import SCHEDULES
+
+Ranks = tuple[tuple[int, ...], ...]
+_TRAINING_SCHEDULES = ("1f1b", "gpipe")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A configuration without its devices: stages, replicas, microbatches, schedule, rows of a microbatch."""
+
+    num_stages: int
+    data_degree: int
+    num_microbatches: int
+    schedule: str
+    rows: int
+
+    def placed(self, ranks: Ranks) -> Configuration:
+        """Return the configuration on these ranks."""
+        return Configuration(
+            ranks=ranks, num_microbatches=self.num_microbatches, schedule=self.schedule, rows=self.rows
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What the search may choose from.
+
+    Attributes:
+        batch: Rows per step, or None if the graph has no batch axis.
+        num_devices: Ranks with memory.
+        stages: Numbers of stages, ascending.
+        degrees: Data-parallel degrees, ascending.
+        microbatches: The number wanted, or None.
+        schedules: Names of schedules.
+    """
+
+    batch: int | None
+    num_devices: int
+    stages: tuple[int, ...]
+    degrees: tuple[int, ...]
+    microbatches: int | None
+    schedules: tuple[str, ...]
+
+    def shapes(self) -> Iterator[Shape]:
+        """Yield every shape worth pricing."""
+        for degree in self.degrees:
+            for count, rows in self._microbatches(degree):
+                for stages in self.stages:
+                    if stages * degree <= self.num_devices:
+                        for schedule in self.schedules:
+                            yield Shape(
+                                num_stages=stages,
+                                data_degree=degree,
+                                num_microbatches=count,
+                                schedule=schedule,
+                                rows=rows,
+                            )
+
+    def _microbatches(self, degree: int) -> list[tuple[int, int]]:
+        """Return (microbatches, rows of the largest) for one degree."""
+        if self.batch is None:
+            return [(1, 1)]
+        rows, most = -(-self.batch // degree), self.batch // degree
+        if self.microbatches is not None:
+            counts = [min(self.microbatches, most)]
+        else:
+            counts = sorted({c for c in range(1, most + 1) if rows % c == 0 or c & (c - 1) == 0})
+        smallest: dict[int, int] = {}
+        for count in counts:
+            smallest.setdefault(-(-rows // count), count)
+        return [(count, size) for size, count in smallest.items()]
+
+    def __str__(self) -> str:
+        """Return what was searched and what was left out."""
+        wanted = f"{self.microbatches} wanted" if self.microbatches else "powers of two and divisors of the rows"
+        stages = _text(self.stages)
+        return (
+            f"pp in {stages}, dp in {_text(self.degrees)}, microbatches: {wanted}, schedule in "
+            f"{', '.join(self.schedules)}; on up to {self.num_devices} devices; every stage has the same dp; tp=1, "
+            "zero=0, recompute=none; blocks are contiguous along their dependencies"
+        )
+
+
+def _text(values: Sequence[int]) -> str:
+    """Write a range of numbers shortly."""
+    if len(values) > 2 and list(values) == list(range(values[0], values[-1] + 1)):
+        return f"{values[0]}..{values[-1]}"
+    return ", ".join(map(str, values[:12])) + (f" ... {values[-1]}" if len(values) > 12 else "")
+
+
+def make_space(
+    graph: ModelGraph, num_blocks: int, *, memory: Sequence[int], limits: Limits, search: Search, loss: LossPlace
+) -> Space:
+    """Return what may be searched.
+
+    Raises:
+        InfeasibleError: If a restriction allows nothing; says what could be met.
+        ValueError: If a limit makes no sense.
+    """
+    devices = sum(limit > 0 for limit in memory)
+    if not devices:
+        raise InfeasibleError(
+            "every device has a memory limit of 0 bytes, so no device is left", hint="raise memory_bytes"
+        )
+    _only(search.tp, "tp", 1, "tensor parallel degree {} is not available in this version; use tp=1")
+    _only(search.cp, "cp", 1, "context parallel degree {} is not available in this version; use cp=1")
+    _only(search.ep, "ep", 1, "expert parallel degree {} is not available in this version; use ep=1")
+    _only(search.zero, "zero", 0, "ZeRO level {} is not available in this version; use zero=0")
+    _only(
+        search.recompute, "recompute", "none", "recompute {!r} is not available in this version; use recompute='none'"
+    )
+    batch = None if graph.batch_rows is None else limits.global_batch or graph.batch_rows
+    _positive("global_batch", limits.global_batch)
+    _positive("num_microbatches", limits.num_microbatches)
+    return Space(
+        batch=batch,
+        num_devices=devices,
+        stages=_stages(search, num_blocks, devices),
+        degrees=_degrees(search, batch, devices),
+        microbatches=limits.num_microbatches,
+        schedules=_schedules(search, loss),
+    )
+
+
+def _only(wanted: object, name: str, available: object, message: str) -> None:
+    """Refuse a restriction that leaves out the one value there is."""
+    allowed = choices(wanted)
+    if allowed is not None and available not in allowed:
+        raise InfeasibleError(message.format(allowed[0]), **{name: available})
+
+
+def _positive(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def _stages(search: Search, num_blocks: int, devices: int) -> tuple[int, ...]:
+    most = min(num_blocks, devices)
+    allowed = choices(search.pp)
+    if allowed is None:
+        return tuple(range(1, most + 1))
+    kept = _within(allowed, most)
+    if not kept:
+        why = f"the model has {num_blocks} blocks and {devices} devices may be used"
+        raise InfeasibleError(
+            f"{_these('pp', allowed)} cannot be met: {why}", hint=f"use pp from 1 to {most}", most=most
+        )
+    return kept
+
+
+def _degrees(search: Search, batch: int | None, devices: int) -> tuple[int, ...]:
+    most = 1 if batch is None else min(batch, devices)
+    allowed = choices(search.dp)
+    if allowed is not None:
+        kept = _within(allowed, most)
+        if not kept:
+            rows = "the example has no batch axis" if batch is None else f"the batch has {batch} rows"
+            why = f"{rows} and {devices} devices may be used"
+            raise InfeasibleError(
+                f"{_these('dp', allowed)} cannot be met: {why}", hint=f"use dp from 1 to {most}", most=most
+            )
+        return kept
+    smallest: dict[int, int] = {}
+    for degree in range(1, most + 1):
+        smallest.setdefault(-(-(batch or 1) // degree), degree)
+    return tuple(sorted(smallest.values()))
+
+
+def _within(allowed: Iterable[Any], most: int) -> tuple[int, ...]:
+    return tuple(sorted({value for value in allowed if 1 <= value <= most}))
+
+
+def _these(name: str, allowed: Sequence[object]) -> str:
+    return f"{name}={allowed[0]}" if len(allowed) == 1 else f"{name} in {tuple(allowed)}"
+
+
+def _schedules(search: Search, loss: LossPlace) -> tuple[str, ...]:
+    allowed = choices(search.schedule)
+    unknown = [name for name in allowed or () if name not in SCHEDULES]
+    if unknown:
+        raise InfeasibleError(f"unknown schedule {unknown[0]!r}", hint=f"known are {', '.join(SCHEDULES)}")
+    possible = ("gpipe",) if loss == "outside" else _TRAINING_SCHEDULES
+    kept = tuple(name for name in possible if allowed is None or name in allowed)
+    if not kept:
+        raise InfeasibleError(
+            f"{_these('schedule', allowed or ())} needs the loss inside the step, but it is computed outside, in the "
+            "training loop: every forward ends before the first backward begins",
+            hint="give loss_fn, or use schedule='gpipe'",
+        )
+    return kept[:1]
+
+
+def placements(cluster: Cluster, memory: Sequence[int], num_stages: int, degree: int) -> list[Ranks]:
+    """Return the ways to lay ``num_stages`` stages of ``degree`` replicas on the devices that are worth pricing.
+
+    The devices with the most memory are used, the first of equals.  Equal devices: the replicas of a stage side by side
+    (good for the reduction), and the stages of a replica side by side (good for the messages).  Unequal ones: replicas
+    are grouped by similar memory, and the groups follow the ranks, or descending, or ascending memory.
+
+    Returns:
+        For each placement the ranks of every stage, one per replica; different ones only.
+    """
+    usable = [rank for rank, limit in enumerate(memory) if limit > 0]
+    chosen = sorted(usable, key=lambda rank: (-memory[rank], cluster.device_kinds[rank], rank))[: num_stages * degree]
+    alike = len({(memory[rank], cluster.device_kinds[rank]) for rank in chosen}) == 1
+    side_by_side = [tuple(chosen[s * degree : (s + 1) * degree]) for s in range(num_stages)]
+    by_rank = sorted(chosen)
+    if alike:
+        found = [tuple(side_by_side)]
+        if len(cluster.levels) > 1:
+            found.append(tuple(tuple(by_rank[s::num_stages]) for s in range(num_stages)))
+    else:
+        found = [
+            tuple(sorted(tuple(sorted(group)) for group in side_by_side)),
+            tuple(side_by_side),
+            tuple(reversed(side_by_side)),
+            tuple(tuple(by_rank[s * degree : (s + 1) * degree]) for s in range(num_stages)),
+        ]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,1 @@
+"""Measuring devices and links; the only planner-side package that runs torch."""

@@ -1,0 +1,115 @@
+"""The ranks of the running job."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from partita.errors import PartitaError
+
+T = TypeVar("T")
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+TIMEOUT = timedelta(minutes=10)
+"""How long a rank waits for a message of another before it gives up."""
+
+
+@dataclass(eq=False)
+class World:
+    """This process among the ranks of the job.
+
+    Attributes:
+        rank: This process.
+        size: Number of processes.
+        device: Where this rank computes.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    _groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
+
+    def agree(self, decide: Callable[[], T]) -> T:
+        """Let rank 0 decide and give every rank its answer, or its error.
+
+        Args:
+            decide: Runs on rank 0 only; its result must pickle.
+
+        Returns:
+            Rank 0's result, on every rank.
+
+        Raises:
+            PartitaError: Rank 0's error, on every rank.
+        """
+        if self.size == 1:
+            return decide()
+        box: list[Any] = [None]
+        if self.rank == 0:
+            try:
+                box = [(True, decide())]
+            except PartitaError as error:
+                box = [(False, error)]
+        dist.broadcast_object_list(box, src=0)
+        good, answer = box[0]
+        if not good:
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    def gather(self, value: T) -> list[T]:
+        """Return every rank's value, in the order of the ranks."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    def group(self, ranks: Sequence[int]) -> Any:
+        """Return the process group of ``ranks``; every rank must ask for the same groups in the same order."""
+        key = tuple(sorted(ranks))
+        if key not in self._groups:
+            self._groups[key] = None if len(key) == self.size else dist.new_group(list(key))
+        return self._groups[key]
+
+
+def together(world: World, action: Callable[[], T]) -> T:
+    """Run an action on every rank; if it fails on any, every rank raises the first rank's error.
+
+    Args:
+        world: The ranks.
+        action: Must not communicate.
+
+    Returns:
+        This rank's result.
+    """
+    result: Any = None
+    failure: PartitaError | None = None
+    try:
+        result = action()
+    except PartitaError as error:
+        failure = error
+    failures = [pickle.loads(f) for f in world.gather(None if failure is None else pickle.dumps(failure)) if f is not None]
+    if failures:
+        raise failures[0] if failure is None else failure
+    return result  # type: ignore[no-any-return]
+
+
+def join_world() -> World:
+    """Return this process' world; create the default process group if torchrun's environment asks for one.
+
+    Without torchrun's environment and without a process group the world is this process alone.
+    """
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    if not dist.is_initialized() and all(name in os.environ for name in _TORCHRUN):
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    if dist.is_initialized():
+        return World(rank=dist.get_rank(), size=dist.get_world_size(), device=device)
+    return World(rank=0, size=1, device=device)

@@ -1,0 +1,47 @@
+"""The catalogue's figures are of the right order, sourced, and consistent."""
+
+import pytest
+
+from partita.cost.catalogue import DEVICES, HOST_LINKS, LINKS, NETWORK_LINKS
+from partita.ir.graph import ITEM_SIZE
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_device_is_plausible(name):
+    device = DEVICES[name]
+    assert device.name == name
+    assert device.source
+    peaks = dict(device.peak_flops)
+    assert set(peaks) <= set(ITEM_SIZE)
+    assert 1e10 <= peaks["float32"] <= 1e14
+    assert 5e9 <= device.memory_bandwidth <= 1e13
+    assert 1e-6 <= device.launch_s <= 1e-4
+    assert all(0 < value <= 1 for _, value in device.efficiency)
+    assert "memory" in dict(device.efficiency)
+
+
+def test_memory_is_decimal_and_in_the_name():
+    for name, device in DEVICES.items():
+        if device.platform == "cuda":
+            assert device.memory_bytes == int(name.split("-")[1].removesuffix("GB")) * 10**9
+
+
+def test_the_newer_device_is_the_faster():
+    order = [DEVICES[name] for name in ("V100-32GB", "A100-80GB", "H100-80GB", "H200-141GB")]
+    assert [device.memory_bandwidth for device in order] == sorted(device.memory_bandwidth for device in order)
+    assert [dict(device.peak_flops)["float16"] for device in order] == [125e12, 312e12, 989e12, 989e12]
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_is_plausible_and_sourced(name):
+    link = LINKS[name]
+    assert link.source
+    assert 1e-6 <= link.latency_s <= 1e-3
+    assert 1e9 <= link.bandwidth <= 1e12
+
+
+def test_every_device_has_links_and_its_host_is_faster_than_its_network_or_as_fast():
+    assert set(HOST_LINKS) == set(NETWORK_LINKS) == set(DEVICES)
+    for name, device in DEVICES.items():
+        if device.platform == "cuda":
+            assert LINKS[HOST_LINKS[name]].bandwidth > LINKS[NETWORK_LINKS[name]].bandwidth
