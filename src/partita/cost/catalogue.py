@@ -33,7 +33,7 @@ _CPU_EFFICIENCY: tuple[tuple[str, float], ...] = (
     ("matmul", 0.95),
     ("convolution", 0.50),
     ("attention", 0.50),
-    ("scan", 0.40),
+    ("scan", 0.60),
     ("pointwise", 0.80),
     ("reduction", 0.70),
     ("loss", 0.40),

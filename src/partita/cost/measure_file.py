@@ -29,7 +29,7 @@ class Measurement:
         threads: Threads of one process while it was measured.
         gemm_flops: Reached rate of a large product by dtype name, FLOP/s.
         memory_bandwidth: Reached rate of a large copy, bytes read plus bytes written per second.
-        launch_s: Seconds that the smallest operator takes, forward, with its share of Python.
+        launch_s: Seconds that the smallest operator takes in a loop (what lies between operators is added on use).
         loopback_latency_s: Seconds of the smallest message between two processes of this host.
         loopback_bandwidth: Bytes per second of a large message between them.
     """

@@ -145,7 +145,7 @@ class _Parts:
             forward_s=sum((self._costs[block].forward_s for block in blocks), ZERO),
             backward_s=sum((self._costs[block].backward_s for block in blocks), ZERO),
             communication_s=self._communication(stage),
-            reduction_s=self._reduction(stage, held),
+            reduction_s=self._reduction(held),
             optimizer_s=self._pricer.cost.optimizer_s(trained, self._pricer.optimizer, self._device),
             memory=self._memory(stage, held),
             in_flight=self._problem.in_flight(stage),
@@ -160,7 +160,7 @@ class _Parts:
                 total += self._pricer.message(net.bytes, net.gradient_bytes, link)
         return total
 
-    def _reduction(self, stage: int, held: list[Holding]) -> Estimate:
+    def _reduction(self, held: list[Holding]) -> Estimate:
         """Return the reduction over the replicas, and over the stages that share a parameter."""
         by_stages: dict[tuple[int, ...], int] = {}
         for holding in held:
@@ -192,9 +192,8 @@ class _Parts:
             platform=self._device.platform,
             training=self._training,
         )
-        assert memory.total == cost.memory_bytes, (
-            f"stage {stage}: {memory.total} B, the problem says {cost.memory_bytes} B"
-        )
+        if memory.total != cost.memory_bytes:
+            raise AssertionError(f"stage {stage} needs {memory.total} B, the problem says {cost.memory_bytes} B")
         return memory
 
     def edges(self) -> tuple[Edge, ...]:

@@ -10,8 +10,10 @@ because another one is at least as good under the same cost model:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import factorial, prod
 from typing import Any
 
 from partita.errors import InfeasibleError
@@ -23,6 +25,9 @@ from partita.partitioner.pricing import Configuration
 from partita.schedules.makers import SCHEDULES
 
 Ranks = tuple[tuple[int, ...], ...]
+Kind = tuple[int, tuple[int, ...]]
+MAX_ORDERS = 24
+"""Orders of unequal devices that are tried one by one."""
 _TRAINING_SCHEDULES = ("1f1b", "gpipe")
 
 
@@ -148,7 +153,7 @@ def _only(wanted: object, name: str, available: object, message: str) -> None:
     """Refuse a restriction that leaves out the one value there is."""
     allowed = choices(wanted)
     if allowed is not None and available not in allowed:
-        raise InfeasibleError(message.format(allowed[0]), **{name: available})
+        raise InfeasibleError(message.format(allowed[0]), restriction=name, available=available)
 
 
 def _positive(name: str, value: int | None) -> None:
@@ -217,7 +222,8 @@ def placements(cluster: Cluster, memory: Sequence[int], num_stages: int, degree:
 
     The devices with the most memory are used, the first of equals.  Equal devices: the replicas of a stage side by side
     (good for the reduction), and the stages of a replica side by side (good for the messages).  Unequal ones: replicas
-    are grouped by similar memory, and the groups follow the ranks, or descending, or ascending memory.
+    are grouped by similar memory, which gives the best multiset of capacities, and the groups are ordered in every way
+    that makes a difference, or, if there are more than `MAX_ORDERS`, by rank, by falling and by rising memory.
 
     Returns:
         For each placement the ranks of every stage, one per replica; different ones only.
@@ -225,17 +231,38 @@ def placements(cluster: Cluster, memory: Sequence[int], num_stages: int, degree:
     usable = [rank for rank, limit in enumerate(memory) if limit > 0]
     chosen = sorted(usable, key=lambda rank: (-memory[rank], cluster.device_kinds[rank], rank))[: num_stages * degree]
     alike = len({(memory[rank], cluster.device_kinds[rank]) for rank in chosen}) == 1
-    side_by_side = [tuple(chosen[s * degree : (s + 1) * degree]) for s in range(num_stages)]
-    by_rank = sorted(chosen)
-    if alike:
-        found = [tuple(side_by_side)]
-        if len(cluster.levels) > 1:
-            found.append(tuple(tuple(by_rank[s::num_stages]) for s in range(num_stages)))
-    else:
-        found = [
-            tuple(sorted(tuple(sorted(group)) for group in side_by_side)),
-            tuple(side_by_side),
-            tuple(reversed(side_by_side)),
-            tuple(tuple(by_rank[s * degree : (s + 1) * degree]) for s in range(num_stages)),
-        ]
+    groups = [tuple(sorted(chosen[s * degree : (s + 1) * degree])) for s in range(num_stages)]
+    if not alike:
+        return _orders(cluster, memory, groups)
+    found = [tuple(groups)]
+    if len(cluster.levels) > 1:
+        found.append(tuple(tuple(sorted(chosen)[s::num_stages]) for s in range(num_stages)))
     return list(dict.fromkeys(found))
+
+
+def _orders(cluster: Cluster, memory: Sequence[int], groups: Sequence[tuple[int, ...]]) -> list[Ranks]:
+    """Return the orders of unequal groups; those that only swap groups alike count once."""
+
+    def kind(group: tuple[int, ...]) -> Kind:
+        return min(memory[rank] for rank in group), tuple(cluster.device_kinds[rank] for rank in group)
+
+    counts = Counter(map(kind, groups))
+    number = factorial(len(groups)) // prod(map(factorial, counts.values()))
+    if number > MAX_ORDERS:
+        return list(dict.fromkeys((tuple(sorted(groups)), tuple(groups), tuple(reversed(groups)))))
+    members = {key: sorted(group for group in groups if kind(group) == key) for key in counts}
+    found = []
+    for order in sorted(_arrangements(counts)):
+        taken = {key: iter(same) for key, same in members.items()}
+        found.append(tuple(next(taken[key]) for key in order))
+    return found
+
+
+def _arrangements(counts: Mapping[Kind, int]) -> Iterator[tuple[Kind, ...]]:
+    """Yield every different order of a multiset."""
+    if not any(counts.values()):
+        yield ()
+    for key, count in counts.items():
+        if count:
+            for rest in _arrangements({**counts, key: count - 1}):
+                yield (key, *rest)

@@ -1,8 +1,8 @@
 """Measure this machine's CPU: products, memory, the smallest operator, and the loopback between two processes.
 
 Every rate is the median of repeated samples of one thread, because a plan's devices are processes with one thread each
-unless the user says otherwise.  Of the loopback's messages the fastest tenth counts: the others waited for a core, which
-is no property of the link.  The whole measurement takes a few seconds; the processes of the loopback import
+unless the user says otherwise.  Of the loopback's messages the fastest tenth counts: the others waited for a core,
+which is no property of the link.  The whole measurement takes a few seconds; the processes of the loopback import
 torch anew.
 """
 

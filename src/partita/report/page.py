@@ -113,7 +113,8 @@ def _bars(plan: Plan) -> str:
     for ranks, memory, peak, limit in bar_rows(plan):
         whole = max(limit, peak, 1)
         pieces = "".join(
-            f'<div style="background:{shade};width:{100 * size / whole:.2f}%" title="{name} {format_bytes(size)}"></div>'
+            f'<div style="background:{shade};width:{100 * size / whole:.2f}%" '
+            f'title="{name} {format_bytes(size)}"></div>'
             for (name, _, _), shade, size in zip(CATEGORIES, SHADES, parts(memory), strict=True)
             if size and peak
         )

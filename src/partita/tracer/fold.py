@@ -291,7 +291,8 @@ class _Folder:
         """Whether an operator is cheap and pure, and computed from inputs, constants and other such values only."""
         given = {*self.recording.inputs, *self.recording.constants} - self.recording.trainable
         cheap = packet(node.target) not in _COSTLY and not is_random(node) and not moved
-        return cheap and all((name in given or name in self.free) and name not in self.moved_later for name in [*reads, node.name])
+        settled = not self.moved_later.intersection([*reads, node.name])
+        return cheap and settled and all(name in given or name in self.free for name in reads)
 
     def _arguments(self, tree: Any) -> Any:
         def leaf(_path: object, value: Any) -> Any:
@@ -400,10 +401,36 @@ def fold(recording: Recording, model: nn.Module, input_names: tuple[str, ...]) -
         buffer_writes={name: rename(node) for name, node in recording.buffer_writes.items()},
         changed=frozenset(rename(node) for node in folder.changed()),
         storage=_storages(recording, rename),
+        differentiable=frozenset(rename(node) for node in differentiable_nodes(recording)),
+        dynamic=any(_depends_on_data(node) for node in recording.nodes),
     )
     _check_visible(program)
     _check_constants(program)
     return Folded(program, folder.names, folder.reasons)
+
+
+_NO_GRADIENT = {"detach", "argmax", "argmin", "argsort", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full", "new_empty", "sign"}
+
+
+def differentiable_nodes(recording: Recording) -> set[str]:
+    """Return the names of the nodes through which a gradient flows."""
+    found = set(recording.trainable)
+    for node, (grad_enabled, _autocast) in zip(recording.nodes, node_regions(recording), strict=True):
+        if node.op != "call_function" or not grad_enabled or packet(node.target) in _NO_GRADIENT:
+            continue
+        value = node.meta.get("val")
+        tensors = [v for v in (value if isinstance(value, tuple | list) else [value]) if isinstance(v, torch.Tensor)]
+        smooth = any(v.dtype.is_floating_point or v.dtype.is_complex for v in tensors)
+        if smooth and any(source.name in found for source in node.all_input_nodes):
+            found.add(node.name)
+    return found
+
+
+def _depends_on_data(node: fx.Node) -> bool:
+    """Whether a node is a number, or has a size, that only the data decides."""
+    value = node.meta.get("val")
+    sizes = value.shape if isinstance(value, torch.Tensor) else [value]
+    return any((e := expression_of(size)) is not None and depends_on_values(e) for size in sizes)
 
 
 def _storages(recording: Recording, rename: Callable[[str], str]) -> dict[str, str]:

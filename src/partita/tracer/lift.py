@@ -11,14 +11,13 @@ from torch import fx
 
 from partita.cost.formulas import price_op
 from partita.ir.graph import Item, ModelGraph, Op, TensorSpec
-from partita.tracer.fold import arguments_of, is_random, node_regions, packet
+from partita.tracer.fold import arguments_of, differentiable_nodes, is_random
 from partita.tracer.mutation import colocated_items
 from partita.tracer.program import Program
 from partita.tracer.record import Recording
 from partita.tracer.rows import RowAnalysis, source_of
 from partita.tracer.sizes import Binding, evaluate
 
-_NO_GRADIENT = {"detach", "argmax", "argmin", "argsort", "_to_copy_int", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"}
 
 
 class _Lifter:
@@ -32,7 +31,7 @@ class _Lifter:
         self.storages: dict[int, str] = {}
         self.unknown: set[str] = set()
         self.paths = self._innermost_paths()
-        self.gradients = [grad for grad, _autocast in node_regions(recording)]
+        self.differentiable = differentiable_nodes(recording)
 
     def _innermost_paths(self) -> list[str]:
         paths = [""] * len(self.recording.nodes)
@@ -54,7 +53,7 @@ class _Lifter:
     def value_name(self, node: fx.Node) -> str:
         return self.names.get(node.name, node.name)
 
-    def tensor(self, node: fx.Node, requires_grad: bool) -> str:
+    def tensor(self, node: fx.Node) -> str:
         """Note a node's tensor; return its id."""
         name = self.value_name(node)
         if name in self.specs:
@@ -69,7 +68,7 @@ class _Lifter:
             role=role,
             names=names,
             batch_dim=None if self.rows is None else self.rows.dims.get(node.name),
-            requires_grad=requires_grad and (value.dtype.is_floating_point or value.dtype.is_complex),
+            requires_grad=node.name in self.differentiable and (value.dtype.is_floating_point or value.dtype.is_complex),
             storage=storage,
         )
         return name
@@ -91,11 +90,11 @@ class _Lifter:
             value = node.meta.get("val")
             if node.op != "call_function":
                 if isinstance(value, torch.Tensor):
-                    self.tensor(node, node.name in self.recording.trainable)
+                    self.tensor(node)
             elif node.target is operator.getitem:
                 self._part(node)
             elif self._has_tensors(value):
-                ops.append(self._op(len(ops), node, self.paths[i], self.gradients[i]))
+                ops.append(self._op(len(ops), node, self.paths[i]))
         before.append(len(ops))
         return ops, before
 
@@ -105,27 +104,27 @@ class _Lifter:
     def _part(self, node: fx.Node) -> None:
         source = node.args[0]
         if isinstance(source, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor) and self.value_name(node) not in self.specs:
-            self.tensor(node, any(self.specs[r].requires_grad for r in self._reads(source)))
+            self.tensor(node)
 
     def _reads(self, node: fx.Node) -> tuple[str, ...]:
         names = []
         for source in node.all_input_nodes:
             if isinstance(source.meta.get("val"), torch.Tensor):
-                names.append(self.tensor(source, False))
+                names.append(self.tensor(source))
             elif self._has_tensors(source.meta.get("val")):
                 names += [self.value_name(u) for u in source.users if self.value_name(u) in self.specs]
         return tuple(names)
 
-    def _writes(self, node: fx.Node, requires_grad: bool) -> tuple[str, ...]:
+    def _writes(self, node: fx.Node) -> tuple[str, ...]:
         if isinstance(node.meta["val"], torch.Tensor):
-            return (self.tensor(node, requires_grad),)
+            return (self.tensor(node),)
         parts = [u for u in node.users if u.target is operator.getitem and isinstance(u.meta.get("val"), torch.Tensor)]
-        return tuple(self.tensor(part, requires_grad) for part in parts)
+        return tuple(self.tensor(part) for part in parts)
 
-    def _op(self, number: int, node: fx.Node, path: str, grad_enabled: bool) -> Op:
+    def _op(self, number: int, node: fx.Node, path: str) -> Op:
         reads = self._reads(node)
-        requires_grad = grad_enabled and any(self.specs[r].requires_grad for r in reads) and packet(node.target) not in _NO_GRADIENT
-        writes = self._writes(node, requires_grad)
+        writes = self._writes(node)
+        requires_grad = any(self.specs[w].requires_grad for w in writes)
         target = str(node.target)
         literals = {k: self._literal(v) for k, v in arguments_of(node).items() if not isinstance(v, fx.Node) or not self._has_tensors(v.meta.get("val"))}
         price = price_op(target, [self.specs[r] for r in reads], [self.specs[w] for w in writes], literals=literals)

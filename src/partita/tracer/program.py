@@ -71,6 +71,8 @@ class Program:
         buffer_writes: Buffers that the call replaces: qualified name to value name.
         changed: Value names of the parameters and buffers that the call writes into or replaces.
         storage: For each tensor value the first value that has the same memory.
+        differentiable: Values through which a gradient flows.
+        dynamic: Some shape or number depends on values, so that messages must carry their shapes every time.
     """
 
     steps: tuple[Step, ...]
@@ -83,6 +85,8 @@ class Program:
     buffer_writes: Mapping[str, str]
     changed: frozenset[str]
     storage: Mapping[str, str]
+    differentiable: frozenset[str]
+    dynamic: bool = False
     random: bool = field(init=False)
 
     def __post_init__(self) -> None:

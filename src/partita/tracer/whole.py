@@ -55,6 +55,8 @@ def whole_program(model: nn.Module, signature: Signature, inputs: tuple[str, ...
         buffer_writes={},
         changed=frozenset(),
         storage={},
+        differentiable=frozenset({RESULT}),
+        dynamic=True,
     )
 
 

@@ -188,7 +188,8 @@ def recurrent(call: OpCall) -> OpPrice:
     gates = sum(matrix.shape[0] for matrix in matrices) // 2  # a layer has two matrices of as many rows as gates
     workspace = ceil(steps * gates * _KEPT_BY_GATE.get(call.name, 2.0)) * ITEM_SIZE[source.dtype]
     price = streaming(call, "scan", flops=flops, saved=(source, *matrices, *call.writes[:1]), workspace=workspace)
-    num_products = (1 if source.requires_grad else 0) + (1 if any(m.requires_grad for m in matrices) else 0)
+    # The gradient of the state flows back through every step, whether or not the input needs one.
+    num_products = 1 + any(matrix.requires_grad for matrix in matrices) if call.needs_grad else 0
     return _with_backward_flops(price, num_products * flops)
 
 

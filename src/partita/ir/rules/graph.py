@@ -100,13 +100,12 @@ def _items_write_their_own(graph: ModelGraph) -> Findings:
 
 def _items_state_all_reads(graph: ModelGraph) -> Findings:
     for item in graph.items:
-        own: set[str] = set()
-        stated = set(item.reads)
-        for op in graph.ops[slice(*item.ops)]:
+        ops = graph.ops[slice(*item.ops)]
+        known = set(item.reads).union(*(op.writes for op in ops))
+        for op in ops:
             for name in op.reads:
-                if name not in own and name not in stated:
+                if name not in known:
                     yield f"items[{item.id}].reads", f"misses {name!r}, which its operator {op.name} reads"
-            own.update(op.writes)
 
 
 def _outputs_made(graph: ModelGraph) -> Findings:

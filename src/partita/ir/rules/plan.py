@@ -17,8 +17,6 @@ def _block_ids_are_positions(plan: Plan) -> Findings:
 
 
 def _stage_indices_are_positions(plan: Plan) -> Findings:
-    if not plan.stages:
-        yield "stages", "there is no stage"
     for index, stage in enumerate(plan.stages):
         if stage.index != index:
             yield f"stages[{index}].index", f"is {stage.index}"
@@ -166,7 +164,7 @@ def _schedule_sends_the_edges(plan: Plan) -> Findings:
 
 STRUCTURE = (
     Rule("P001", "a block's id is its position", _block_ids_are_positions),
-    Rule("P002", "a plan has stages, and a stage's index is its position", _stage_indices_are_positions),
+    Rule("P002", "a stage's index is its position", _stage_indices_are_positions),
     Rule("P003", "a stage's ranks are different ranks of the cluster", _ranks_exist),
     Rule("P004", "limits and peaks have one entry per rank of the cluster", _lists_by_rank),
     Rule("P005", "a stage's blocks exist", _blocks_of_stages_exist),

@@ -126,9 +126,6 @@ def _sizes_not_negative(plan: Plan) -> Findings:
     for index, edge in enumerate(plan.edges):
         if edge.bytes < 0 or edge.backward_bytes < 0:
             yield f"edges[{index}]", f"{edge.bytes} B forward and {edge.backward_bytes} B backward"
-    for rank, limit in enumerate(plan.memory_limits):
-        if limit < 0:
-            yield f"memory_limits[{rank}]", f"{limit} B is negative"
     for block in plan.blocks:
         if block.parameter_bytes < 0:
             yield f"blocks[{block.id}].parameter_bytes", f"{block.parameter_bytes} B is negative"
