@@ -73,25 +73,36 @@ def make_graph(**changes) -> ModelGraph:
         TensorSpec(id="y_flat", shape=(128, 100), storage="y", **grad),
     )
     matmul = {"target": "aten.linear.default", "kind": "matmul", "flops": 262144, "backward_flops": 524288}
+
+    def op(id_: int, name: str, reads: str, writes: str, **others) -> Op:
+        return Op(id=id_, name=name, reads=tuple(reads.split()), writes=(writes,), **others)
+
+    def layer(id_: int, name: str, path: str, reads: str, writes: str) -> Op:
+        return op(id_, name, reads, writes, module_path=path, saved=(reads.partition(" ")[0],), **matmul)
+
+    def item(id_: int, name: str, ops: tuple[int, int], reads: str, writes: str, **others) -> Item:
+        path, call, _ = name.partition("#")
+        kind = {"kind": "call", "module_path": path} if call else {"kind": "op", "module_path": ""}
+        return Item(id=id_, name=name, ops=ops, reads=tuple(reads.split()), writes=(writes,), **kind, **others)
+
+    embedding = {"target": "aten.embedding.default", "kind": "embedding", "module_path": "embed", "saved": ("x",)}
     ops = (
-        Op(id=0, name="ne", target="aten.ne.Scalar", kind="pointwise", reads=("x",), writes=("mask",), bytes=1152),
-        Op(id=1, name="embedding", target="aten.embedding.default", kind="embedding", module_path="embed",
-           source="model.py:12", reads=("p_embed", "x"), writes=("e",), bytes=30208, backward_bytes=30208, saved=("x",)),
-        Op(id=2, name="linear", module_path="layers.0", reads=("e", "p_w0", "mask"), writes=("h0",), saved=("e",), **matmul),
-        Op(id=3, name="linear_1", module_path="layers.1", reads=("h0", "p_w1", "mask"), writes=("h1",), saved=("h0",), **matmul),
-        Op(id=4, name="add", target="aten.add.Tensor", kind="pointwise", reads=("h1", "e"), writes=("s",), flops=4096),
-        Op(id=5, name="linear_2", module_path="head", reads=("s", "p_embed"), writes=("y",), saved=("s",), **matmul),
-        Op(id=6, name="view", target="aten.view.default", kind="view", reads=("y",), writes=("y_flat",)),
-    )  # fmt: skip
-    call = {"kind": "call"}
+        op(0, "ne", "x", "mask", target="aten.ne.Scalar", kind="pointwise", bytes=1152),
+        op(1, "embedding", "p_embed x", "e", source="model.py:12", bytes=30208, backward_bytes=30208, **embedding),
+        layer(2, "linear", "layers.0", "e p_w0 mask", "h0"),
+        layer(3, "linear_1", "layers.1", "h0 p_w1 mask", "h1"),
+        op(4, "add", "h1 e", "s", target="aten.add.Tensor", kind="pointwise", flops=4096),
+        layer(5, "linear_2", "head", "s p_embed", "y"),
+        op(6, "view", "y", "y_flat", target="aten.view.default", kind="view"),
+    )
     items = (
-        Item(id=0, kind="op", name="ne", module_path="", ops=(0, 1), reads=("x",), writes=("mask",), replicable=True),
-        Item(id=1, name="embed#0", module_path="embed", ops=(1, 2), reads=("x", "p_embed"), writes=("e",), **call),
-        Item(id=2, name="layers.0#0", module_path="layers.0", ops=(2, 3), reads=("e", "mask", "p_w0"), writes=("h0",), **call),
-        Item(id=3, name="layers.1#0", module_path="layers.1", ops=(3, 4), reads=("h0", "mask", "p_w1"), writes=("h1",), **call),
-        Item(id=4, kind="op", name="add", module_path="", ops=(4, 5), reads=("h1", "e"), writes=("s",)),
-        Item(id=5, name="head#0", module_path="head", ops=(5, 7), reads=("s", "p_embed"), writes=("y_flat",), **call),
-    )  # fmt: skip
+        item(0, "ne", (0, 1), "x", "mask", replicable=True),
+        item(1, "embed#0", (1, 2), "x p_embed", "e"),
+        item(2, "layers.0#0", (2, 3), "e mask p_w0", "h0"),
+        item(3, "layers.1#0", (3, 4), "h0 mask p_w1", "h1"),
+        item(4, "add", (4, 5), "h1 e", "s"),
+        item(5, "head#0", (5, 7), "s p_embed", "y_flat"),
+    )
     base = ModelGraph(
         name="TinyLM",
         tensors=tensors,
@@ -185,7 +196,7 @@ def make_plan(**changes) -> Plan:
             wall_s=1.25,
         ),
         runner_ups=(
-            RunnerUp(description="pp=1 dp=4 m=1", step_time_s=0.0464, reason="gradients of all weights over the rack link"),
+            RunnerUp(description="pp=1 dp=4 m=1", step_time_s=0.0464, reason="sums all gradients over the rack link"),
             RunnerUp(description="pp=4 dp=1 m=8 1f1b", step_time_s=0.0523, reason="bubble 27 %"),
             RunnerUp(description="pp=1 dp=1 m=1", step_time_s=float("inf"), reason="needs 96.0 MiB of 32.0 MiB"),
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
@@ -28,6 +29,8 @@ def run_run(arguments: Namespace) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
+    if arguments.nproc > 1:  # what torchrun would choose, without its warning
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     options = ["--standalone", "--nnodes=1", f"--nproc-per-node={arguments.nproc}"]
     try:
         torchrun([*options, arguments.script, *arguments.arguments])

@@ -117,11 +117,16 @@ def _neighbours(plan: Plan, one: StagePlan, other: StagePlan) -> Iterator[str]:
         times[giver.index] -= moved
         times[taker.index] += moved
         after = max(times.values())
-        step = (after - slowest) * plan.num_microbatches
-        price = f"{format_seconds(abs(step))} more per step" if step > 0 else "no slower, if it fits"
+        step = (after - slowest) * (plan.num_microbatches - 1)  # the rest of a step is the sum over the stages
+        if step > 0:
+            price = f"{format_seconds(step)} more per step"
+        else:
+            price = "no slower by compute; sending, reduction, update or memory decide"
+        weights = format_bytes(block.parameter_bytes)
         yield (
-            f"cut {one.index}|{other.index} one block {where} ({block.label!r} to stage {taker.index}): "
-            f"the slowest stage would take {format_seconds(after)} instead of {format_seconds(slowest)}, {price}"
+            f"cut {one.index}|{other.index} one block {where} ({block.label!r} with {weights} of parameters "
+            f"to stage {taker.index}): the slowest stage would take {format_seconds(after)} instead of "
+            f"{format_seconds(slowest)} per microbatch, {price}"
         )
 
 

@@ -113,6 +113,8 @@ class _Parts:
             for holding in pricer.blocks.holdings
         }
 
+        self._messages = self._communication()
+
     def blocks(self) -> tuple[BlockPlan, ...]:
         """Return every block with its cost."""
         sizes = [0] * len(self._costs)
@@ -144,7 +146,7 @@ class _Parts:
             ranks=self._configuration.ranks[stage],
             forward_s=sum((self._costs[block].forward_s for block in blocks), ZERO),
             backward_s=sum((self._costs[block].backward_s for block in blocks), ZERO),
-            communication_s=self._communication(stage),
+            communication_s=self._messages[stage],
             reduction_s=self._reduction(held),
             optimizer_s=self._pricer.cost.optimizer_s(trained, self._pricer.optimizer, self._device),
             memory=self._memory(stage, held),
@@ -152,13 +154,16 @@ class _Parts:
             schedule_position=stage,
         )
 
-    def _communication(self, stage: int) -> Estimate:
-        link, total = self._pricer.slowest_link(self._configuration), ZERO
+    def _communication(self) -> tuple[Estimate, ...]:
+        """Return for each stage the messages of one microbatch, equation (3)."""
+        link, totals = self._pricer.slowest_link(self._configuration), [ZERO] * self._configuration.num_stages
         for net in self._problem.nets if link else ():
-            made, read = self._assignment[net.producer] == stage, {self._assignment[v] for v in net.readers}
-            if link and (read - {stage} if made else stage in read):
-                total += self._pricer.message(net.bytes, net.gradient_bytes, link)
-        return total
+            homes = {self._assignment[v] for v in (net.producer, *net.readers)}
+            if link and len(homes) > 1:
+                message = self._pricer.message(net.bytes, net.gradient_bytes, link)
+                for stage in homes:
+                    totals[stage] += message
+        return tuple(totals)
 
     def _reduction(self, held: list[Holding]) -> Estimate:
         """Return the reduction over the replicas, and over the stages that share a parameter."""

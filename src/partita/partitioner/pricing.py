@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from itertools import accumulate
+from math import ceil, inf
 
 from partita.cost.memory import optimizer_bytes, optimizer_cost
 from partita.cost.model import CostModel, ItemsCost
 from partita.ir.cluster import Cluster, DeviceSpec, Link
 from partita.ir.plan import Estimate
 from partita.partitioner.blockgraph import BlockGraph, Holding
-from partita.partitioner.problem import Net, ParameterGroup, PipelineProblem
+from partita.partitioner.problem import Net, ParameterGroup, PipelineProblem, lower_bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,23 @@ class Configuration:
         return f"{degrees}, {self.num_microbatches} microbatches of {self.rows} rows, {self.schedule}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lot:
+    """Parameters and buffers that the same blocks read, added up.
+
+    Attributes:
+        readers: The blocks; none for what nothing reads.
+        static_bytes: Weights, gradients and optimiser state.
+        trained_bytes: Weights that get a gradient.
+        largest_bytes: The largest of those.
+    """
+
+    readers: tuple[int, ...]
+    static_bytes: int
+    trained_bytes: int
+    largest_bytes: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Pricer:
     """Prices configurations of one graph on one cluster; `dataclasses.replace` gives one for other conditions.
@@ -73,6 +91,26 @@ class Pricer:
     limits: tuple[int, ...]
     pins: tuple[int | None, ...] = ()
     _costs: dict[tuple[int, int], tuple[ItemsCost, ...]] = field(default_factory=dict, init=False, repr=False)
+    _traffic: dict[tuple[int, int, Link | None], tuple[tuple[Net, ...], tuple[int, ...]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _lots: tuple[_Lot, ...] = field(init=False, repr=False)
+    _work: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        by_readers: dict[tuple[int, ...], list[Holding]] = {}
+        for holding in self.blocks.holdings:
+            by_readers.setdefault(holding.readers, []).append(holding)
+        training = self.blocks.graph.training
+        self._lots = tuple(
+            _Lot(
+                readers=readers,
+                static_bytes=sum(map(self.static_bytes, found)),
+                trained_bytes=sum(h.tensor.bytes for h in found if h.trainable and training),
+                largest_bytes=max((h.tensor.bytes for h in found if h.trainable and training), default=0),
+            )
+            for readers, found in by_readers.items()
+        )
 
     def block_costs(self, kind: int, rows: int) -> tuple[ItemsCost, ...]:
         """Return what each block costs on one kind of device."""
@@ -85,14 +123,18 @@ class Pricer:
             self._costs[kind, rows] = tuple(found[block] for block in order)
         return self._costs[kind, rows]
 
-    def seconds(self, kind: int, rows: int) -> float:
-        """Return the seconds of one microbatch through all blocks."""
-        return sum(cost.forward_s.value + cost.backward_s.value for cost in self.block_costs(kind, rows))
+    def work(self, kind: int, rows: int) -> tuple[float, ...]:
+        """Return the prefix sums of the blocks' seconds for one microbatch, the shortest first."""
+        if (kind, rows) not in self._work:
+            costs = self.block_costs(kind, rows)
+            seconds = sorted(cost.forward_s.value + cost.backward_s.value for cost in costs)
+            self._work[kind, rows] = tuple(accumulate(seconds))
+        return self._work[kind, rows]
 
     def slowest_kind(self, ranks: Sequence[int], rows: int) -> int:
         """Return the kind of device, among those of the ranks, that takes longest for the whole model."""
         kinds = sorted({self.cluster.device_kinds[rank] for rank in ranks})
-        return max(kinds, key=lambda kind: self.seconds(kind, rows))
+        return max(kinds, key=lambda kind: self.work(kind, rows)[-1])
 
     def kind_of(self, configuration: Configuration) -> int:
         """Return the kind of device that a configuration is priced on: the slowest that it uses."""
@@ -102,13 +144,8 @@ class Pricer:
         """Return the pipeline problem of a configuration."""
         kind = self.kind_of(configuration)
         costs = self.block_costs(kind, configuration.rows)
-        nets = self._nets(configuration)
-        own = [cost.saved_bytes for cost in costs]
-        for net in nets:
-            for block in net.savers:
-                own[block] = max(0, own[block] - net.bytes)
+        nets, own = self._priced_nets(kind, configuration.rows, self.slowest_link(configuration))
         groups, once_s = self._groups(configuration, self.cluster.kinds[kind])
-        unread = sum(holding.tensor.bytes for holding in self.blocks.holdings if not holding.readers)
         return PipelineProblem(
             num_stages=configuration.num_stages,
             num_microbatches=configuration.num_microbatches,
@@ -116,15 +153,30 @@ class Pricer:
             capacities=tuple(min(self.limits[rank] for rank in ranks) for ranks in configuration.ranks),
             forward_s=tuple(cost.forward_s.value for cost in costs),
             backward_s=tuple(cost.backward_s.value for cost in costs),
-            saved_bytes=tuple(own),
+            saved_bytes=own,
             transient_bytes=tuple(cost.transient_bytes for cost in costs),
             edges=self.blocks.edges,
             nets=nets,
             parameters=groups,
-            base_bytes=unread,
+            base_bytes=sum(lot.static_bytes for lot in self._lots if not lot.readers),
             stage_s=once_s,
             update_in_turn=self.cluster.kinds[kind].platform == "cpu",
             pins=self.pins,
+        )
+
+    def bound(self, configuration: Configuration) -> float:
+        """Return a lower bound of a configuration's objective, infinity if it cannot fit: a quick `work_bound`."""
+        kind = self.kind_of(configuration)
+        held = sum(lot.static_bytes for lot in self._lots)
+        if held > sum(min(self.limits[rank] for rank in ranks) for ranks in configuration.ranks):
+            return inf
+        (rate_s, once_s), trained = self._rates(configuration, self.cluster.kinds[kind]), self._trained_bytes
+        return lower_bound(
+            self.work(kind, configuration.rows),
+            num_stages=configuration.num_stages,
+            num_microbatches=configuration.num_microbatches,
+            once_s=rate_s * trained,
+            stage_s=once_s,
         )
 
     def message(self, num_bytes: int, gradient_bytes: int, link: Link) -> Estimate:
@@ -138,15 +190,26 @@ class Pricer:
         links = {self.cluster.link(a, b) for one, other in pairs for a, b in zip(one, other, strict=True)}
         return max(links, key=lambda link: (link.latency_s + 2**20 / link.bandwidth, link.latency_s), default=None)
 
-    def _nets(self, configuration: Configuration) -> tuple[Net, ...]:
+    def _priced_nets(self, kind: int, rows: int, link: Link | None) -> tuple[tuple[Net, ...], tuple[int, ...]]:
+        """Return the nets, and the bytes that each block saves besides them."""
+        key = (kind, rows, link)
+        if key not in self._traffic:
+            nets = self._nets(rows, link)
+            own = [cost.saved_bytes for cost in self.block_costs(kind, rows)]
+            for net in nets:
+                for block in net.savers:
+                    own[block] = max(0, own[block] - net.bytes)
+            self._traffic[key] = nets, tuple(own)
+        return self._traffic[key]
+
+    def _nets(self, rows: int, link: Link | None) -> tuple[Net, ...]:
         """Merge the values with the same producer, readers and savers; a merged net is one message."""
         merged: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[int, int]] = {}
         for value in self.blocks.values:
-            size = self.blocks.bytes_at(value.tensor, configuration.rows)
+            size = self.blocks.bytes_at(value.tensor, rows)
             key = (value.producer, value.readers, value.savers)
             total, gradients = merged.get(key, (0, 0))
             merged[key] = (total + size, gradients + (size if value.gradient else 0))
-        link = self.slowest_link(configuration)
         return tuple(
             Net(
                 producer=producer,
@@ -166,37 +229,35 @@ class Pricer:
             return size
         return 2 * size + optimizer_bytes(holding.tensor, self.optimizer, self.precision)
 
-    def _groups(self, configuration: Configuration, device: DeviceSpec) -> tuple[tuple[ParameterGroup, ...], float]:
-        """Return the parameter groups, and the seconds that each stage spends once whatever it holds."""
-        by_readers: dict[tuple[int, ...], list[Holding]] = {}
-        for holding in self.blocks.holdings:
-            if holding.readers:
-                by_readers.setdefault(holding.readers, []).append(holding)
-        trainable = {readers: self._trained(found) for readers, found in by_readers.items()}
-        total = sum(map(sum, trainable.values()))
+    @property
+    def _trained_bytes(self) -> int:
+        return sum(lot.trained_bytes for lot in self._lots)
+
+    def _rates(self, configuration: Configuration, device: DeviceSpec) -> tuple[float, float]:
+        """Return the seconds of reduction and update, by trained byte and once per stage."""
+        total = self._trained_bytes
         reduce_s, reduce_once_s = _line(lambda size: self._reduction_s(size, configuration), total)
         update_s, update_once_s = _line(lambda n: self.cost.optimizer_s(n, self.optimizer, device).value, total)
-        temporaries, ends = optimizer_cost(self.optimizer), (configuration.ranks[0][0], configuration.ranks[-1][0])
-        groups = []
-        for readers, found in by_readers.items():
-            sizes = trainable[readers]
-            shared = len(readers) > 1 and configuration.num_stages > 1 and sum(sizes) > 0
-            in_turn = temporaries.loop_temporaries * max(sizes, default=0)
-            at_once = temporaries.foreach_temporaries * sum(sizes)
-            groups.append(
-                ParameterGroup(
-                    readers=readers,
-                    bytes=sum(map(self.static_bytes, found)),
-                    seconds=(reduce_s + update_s) * sum(sizes),
-                    split_s=self.cost.all_reduce_s(sum(sizes), ends, self.cluster).value if shared else 0.0,
-                    update_bytes=ceil(in_turn if device.platform == "cpu" else at_once),
-                )
-            )
-        return tuple(groups), reduce_once_s + update_once_s
+        return reduce_s + update_s, reduce_once_s + update_once_s
 
-    def _trained(self, holdings: Sequence[Holding]) -> list[int]:
-        """Return the bytes of each trainable parameter."""
-        return [h.tensor.bytes for h in holdings if h.trainable and self.blocks.graph.training]
+    def _groups(self, configuration: Configuration, device: DeviceSpec) -> tuple[tuple[ParameterGroup, ...], float]:
+        """Return the parameter groups, and the seconds that each stage spends once whatever it holds."""
+        rate_s, once_s = self._rates(configuration, device)
+        needs, ends = optimizer_cost(self.optimizer), (configuration.ranks[0][0], configuration.ranks[-1][0])
+        groups = []
+        for lot in self._lots:
+            shared = len(lot.readers) > 1 and configuration.num_stages > 1 and lot.trained_bytes > 0
+            in_turn = needs.loop_temporaries * lot.largest_bytes
+            at_once = needs.foreach_temporaries * lot.trained_bytes
+            group = ParameterGroup(
+                readers=lot.readers,
+                bytes=lot.static_bytes,
+                seconds=rate_s * lot.trained_bytes,
+                split_s=self.cost.all_reduce_s(lot.trained_bytes, ends, self.cluster).value if shared else 0.0,
+                update_bytes=ceil(in_turn if device.platform == "cpu" else at_once),
+            )
+            groups += [group] if lot.readers else []
+        return tuple(groups), once_s
 
     def _reduction_s(self, size: int, configuration: Configuration) -> float:
         """Return the seconds of the slowest stage's reduction of ``size`` bytes."""

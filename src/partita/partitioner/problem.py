@@ -13,8 +13,8 @@ stage runs which block: a map ``stage(v)`` that never decreases along a dependen
 
 The two cases of (6) are the backward, and the optimiser's update, when activations are gone.  ``k_s`` is the number of
 microbatches in flight (`PipelineProblem.in_flight`).  A stage holds each parameter and pins each value once, however
-many of its blocks read it, so static and pinned bytes are unions, not sums (`_stage_cost`).  T is an upper bound of the
-simulated step for fill-drain and 1F1B (docs/design/0003).
+many of its blocks read it, so static and pinned bytes are unions, not sums (`_add_nets`, `_add_parameters`).  T is an
+upper bound of the simulated step for fill-drain and 1F1B (docs/design/0003).
 
 Everything that searches (exact DP, CP-SAT, baselines) reports what `evaluate` says of its answer.
 """
@@ -22,7 +22,8 @@ Everything that searches (exact DP, CP-SAT, baselines) reports what `evaluate` s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from math import inf
 from typing import Literal
 
@@ -225,77 +226,126 @@ def evaluate(problem: PipelineProblem, assignment: Sequence[int]) -> Evaluation:
     """
     if not is_ordered(problem, assignment):
         return Evaluation(objective=inf, stages=(), feasible=False)
-    stages = tuple(_stage_cost(problem, assignment, stage) for stage in range(problem.num_stages))
+    parts = [_Account() for _ in range(problem.num_stages)]
+    _add_blocks(problem, assignment, parts)
+    _add_nets(problem, assignment, parts)
+    _add_parameters(problem, assignment, parts)
+    stages = tuple(_stage_cost(problem, stage, part) for stage, part in enumerate(parts))
     feasible = all(cost.memory_bytes <= limit for cost, limit in zip(stages, problem.capacities, strict=True))
     objective = sum(cost.time_s for cost in stages) + max(cost.bottleneck_s for cost in stages)
     return Evaluation(objective=objective if feasible else inf, stages=stages, feasible=feasible)
 
 
-def _stage_cost(problem: PipelineProblem, assignment: Sequence[int], stage: int) -> StageCost:
-    """Return equations (2) to (6) for one stage."""
-    blocks = [block for block, where in enumerate(assignment) if where == stage]
-    cut = [net for net in problem.nets if _is_cut(net, assignment, stage)]
-    communication_s = sum(net.seconds for net in cut)
-    time_s = sum(problem.forward_s[v] + problem.backward_s[v] for v in blocks) + communication_s
-    held = [group for group in problem.parameters if any(assignment[v] == stage for v in group.readers)]
-    once_s = problem.stage_s + sum(
-        group.seconds + (group.split_s if any(assignment[v] != stage for v in group.readers) else 0.0) for group in held
-    )
-    static = sum(group.bytes for group in held) + (problem.base_bytes if stage == 0 else 0)
-    saved = sum(problem.saved_bytes[v] for v in blocks) + _saved_net_bytes(problem, assignment, stage)
-    received = sum(net.bytes for net in cut if assignment[net.producer] != stage)
-    buffers = sum(net.bytes + net.gradient_bytes for net in cut)
-    transient = max(problem.transient_bytes[v] for v in blocks)
-    updates = [group.update_bytes for group in held]
-    update = max(updates, default=0) if problem.update_in_turn else sum(updates)
-    in_use = problem.in_flight(stage) * (saved + received) + transient
+@dataclass(slots=True)
+class _Account:
+    """What one stage has been charged so far."""
+
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+    once_s: float = 0.0
+    static_bytes: int = 0
+    saved_bytes: int = 0
+    received_bytes: int = 0
+    buffer_bytes: int = 0
+    transient_bytes: int = 0
+    updates: list[int] = field(default_factory=list)
+
+
+def _add_blocks(problem: PipelineProblem, assignment: Sequence[int], parts: Sequence[_Account]) -> None:
+    """Charge compute, saved and transient bytes of every block to its stage."""
+    for block, stage in enumerate(assignment):
+        part = parts[stage]
+        part.compute_s += problem.forward_s[block] + problem.backward_s[block]
+        part.saved_bytes += problem.saved_bytes[block]
+        part.transient_bytes = max(part.transient_bytes, problem.transient_bytes[block])
+
+
+def _add_nets(problem: PipelineProblem, assignment: Sequence[int], parts: Sequence[_Account]) -> None:
+    """Charge every cut net to its sender once and to every stage that reads it; pin saved and received values."""
+    for net in problem.nets:
+        home = assignment[net.producer]
+        others = {assignment[v] for v in net.readers} - {home}
+        for stage in {home, *others} if others else ():
+            parts[stage].communication_s += net.seconds
+            parts[stage].buffer_bytes += net.bytes + net.gradient_bytes
+        for stage in others:
+            parts[stage].received_bytes += net.bytes
+        if any(assignment[v] == home for v in net.savers):
+            parts[home].saved_bytes += net.bytes
+
+
+def _add_parameters(problem: PipelineProblem, assignment: Sequence[int], parts: Sequence[_Account]) -> None:
+    """Charge every parameter group to each stage that reads it."""
+    parts[0].static_bytes += problem.base_bytes
+    for group in problem.parameters:
+        homes = {assignment[v] for v in group.readers}
+        for stage in homes:
+            parts[stage].static_bytes += group.bytes
+            parts[stage].once_s += group.seconds + (group.split_s if len(homes) > 1 else 0.0)
+            parts[stage].updates.append(group.update_bytes)
+
+
+def _stage_cost(problem: PipelineProblem, stage: int, part: _Account) -> StageCost:
+    """Close the account of one stage: equations (2), (4), (5) and (6)."""
+    time_s = part.compute_s + part.communication_s
+    once_s = problem.stage_s + part.once_s
+    update = max(part.updates, default=0) if problem.update_in_turn else sum(part.updates)
+    in_use = problem.in_flight(stage) * (part.saved_bytes + part.received_bytes) + part.transient_bytes
     return StageCost(
         time_s=time_s,
-        communication_s=communication_s,
+        communication_s=part.communication_s,
         once_s=once_s,
         bottleneck_s=(problem.num_microbatches - 1) * time_s + once_s,
-        static_bytes=static,
-        saved_bytes=saved,
-        received_bytes=received,
-        buffer_bytes=buffers,
-        transient_bytes=transient,
+        static_bytes=part.static_bytes,
+        saved_bytes=part.saved_bytes,
+        received_bytes=part.received_bytes,
+        buffer_bytes=part.buffer_bytes,
+        transient_bytes=part.transient_bytes,
         update_bytes=update,
-        memory_bytes=static + buffers + max(in_use, update),
-    )
-
-
-def _is_cut(net: Net, assignment: Sequence[int], stage: int) -> bool:
-    """Return whether ``stage`` sends the net (makes it, another stage reads it) or receives it."""
-    if assignment[net.producer] == stage:
-        return any(assignment[v] != stage for v in net.readers)
-    return any(assignment[v] == stage for v in net.readers)
-
-
-def _saved_net_bytes(problem: PipelineProblem, assignment: Sequence[int], stage: int) -> int:
-    """Return the bytes of the values made on ``stage`` that a block of the same stage keeps for its backward."""
-    return sum(
-        net.bytes
-        for net in problem.nets
-        if assignment[net.producer] == stage and any(assignment[v] == stage for v in net.savers)
+        memory_bytes=part.static_bytes + part.buffer_bytes + max(in_use, update),
     )
 
 
 def work_bound(problem: PipelineProblem) -> float:
     """Return a lower bound of the objective, infinity if the devices together cannot hold the model.
 
-    ``sum_s t_s >= F = sum_v (f_v + b_v)``.  ``max_s W_s`` is at least the mean of the W_s, and at least that of any
-    one block; with ``R = sum_g seconds(g)`` each parameter counts on one stage at least::
-
-        (7)  T >= F + max( ((m-1) F + R) / S + stage_s,  max_v (m-1) (f_v + b_v) + stage_s )
-
-    Memory: every parameter lies somewhere, every saved byte is held ``min_s k_s`` times.  If that exceeds the sum of
-    the capacities there is no plan.
+    Equation (7) of `lower_bound`, and for the memory: every parameter lies somewhere, and every saved byte is held
+    ``min_s k_s`` times.  If that exceeds the sum of the capacities there is no plan.
     """
-    floor = sum(group.bytes for group in problem.parameters) + problem.base_bytes
-    floor += min(map(problem.in_flight, range(problem.num_stages))) * sum(problem.saved_bytes)
-    if floor > sum(problem.capacities) or problem.num_stages > problem.num_blocks:
+    static = sum(group.bytes for group in problem.parameters) + problem.base_bytes
+    kept = min(map(problem.in_flight, range(problem.num_stages))) * sum(problem.saved_bytes)
+    if static + kept > sum(problem.capacities) or problem.num_stages > problem.num_blocks:
         return inf
-    work, again = sum(problem.block_s), problem.num_microbatches - 1
-    once = sum(group.seconds for group in problem.parameters)
-    mean = (again * work + once) / problem.num_stages
-    return work + problem.stage_s + max(mean, again * max(problem.block_s))
+    return lower_bound(
+        tuple(accumulate(sorted(problem.block_s))),
+        num_stages=problem.num_stages,
+        num_microbatches=problem.num_microbatches,
+        once_s=sum(group.seconds for group in problem.parameters),
+        stage_s=problem.stage_s,
+    )
+
+
+def lower_bound(
+    ascending: Sequence[float], *, num_stages: int, num_microbatches: int, once_s: float = 0.0, stage_s: float = 0.0
+) -> float:
+    """Return a lower bound of the objective over all assignments, memory aside.
+
+    With F the blocks' seconds in all and R those of the parameters (each counts on one stage at least)::
+
+        (7)  T >= F + stage_s + max( ((m-1) F + R) / S,  (m-1) longest block,  (m-1) shortest ceil(n / S) blocks )
+
+    ``sum_s t_s >= F``; the largest W is at least the mean, and some stage has ``ceil(n / S)`` blocks or more.
+
+    Args:
+        ascending: Prefix sums of the blocks' seconds in ascending order.
+        num_stages: S, at most the number of blocks n.
+        num_microbatches: m.
+        once_s: R.
+        stage_s: Seconds once per step on every stage.
+    """
+    n, work, again = len(ascending), ascending[-1], num_microbatches - 1
+    longest = work - (ascending[-2] if n > 1 else 0.0)
+    mean = (again * work + once_s) / num_stages
+    slowest = max(mean, again * longest, again * ascending[-(-n // num_stages) - 1])
+    # Sums in another order differ in the last digits.
+    return (work + stage_s + slowest) * (1 - 1e-12)

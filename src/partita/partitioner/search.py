@@ -1,9 +1,8 @@
 """Which configurations are solved: a best-first search with bounds.
 
-Each configuration has a lower bound that needs no devices (`ConfigurationSearch.compute_bound`): with F the seconds of
-one microbatch through all blocks on the fastest kind of device, ``T >= F + (m - 1) max(F / S, longest block)``, and a
-sharper one once it is placed (`partita.partitioner.problem.work_bound`).
-Configurations are looked at by ascending bound.  One
+Each configuration has a lower bound that needs no devices, from the seconds of its blocks on the fastest kind
+(`ConfigurationSearch.compute_bound`, equation (7) of `partita.partitioner.problem`), and a sharper one with its
+reductions once it is placed (`Pricer.bound`).  Configurations are looked at by ascending bound.  One
 whose bound reaches the incumbent is *pruned*: it cannot be better.  The others are solved.  When all are solved or
 pruned, the smallest bound met is a bound of the whole space, and equals the incumbent if every solution was proved.
 """
@@ -16,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from partita.partitioner import PARTITIONERS
+from partita.partitioner.baselines import solve_greedy, solve_uniform
 from partita.partitioner.configurations import Shape, Space, placements
 from partita.partitioner.exact_dp import make_tables, solve_dp
 from partita.partitioner.pricing import Configuration, Pricer
-from partita.partitioner.problem import PipelineProblem, SolutionStatus, StageSolution, work_bound
+from partita.partitioner.problem import PipelineProblem, SolutionStatus, StageSolution, lower_bound
 from partita.partitioner.solvers import solve_slots
 from partita.partitioner.tables import Tables
 
@@ -30,6 +30,8 @@ NEAR = 1.15
 """Ratio of bound to incumbent up to which an excluded configuration is worth it: what the objective overestimates."""
 TOLERANCE = 1e-9
 """Relative difference below which two objectives are equal."""
+_RESCUED = 32
+"""Configurations that get plain cuts if the time was over before one was solved."""
 _MAX_TABLES = 8
 """Tables kept: those of 1,000 blocks take 60 MB."""
 
@@ -77,10 +79,17 @@ class ConfigurationSearch:
     limit: str = ""
     _tables: dict[PipelineProblem, tuple[Tables, ...]] = field(default_factory=dict)
 
+    @property
+    def _kinds(self) -> set[int]:
+        """The kinds of devices that may be used."""
+        devices = self.pricer.cluster.device_kinds
+        return {kind for kind, limit in zip(devices, self.pricer.limits, strict=True) if limit > 0}
+
     def run(self) -> None:
         """Look at the configurations until all are solved or pruned, or the time is over."""
+        kinds = self._kinds
         queue: list[tuple[float, int, int, Shape, Configuration | None]] = [
-            (self.compute_bound(shape), shape.num_stages * shape.data_degree, number, shape, None)
+            (self.compute_bound(shape, kinds), shape.num_stages * shape.data_degree, number, shape, None)
             for number, shape in enumerate(self.space.shapes())
         ]
         heapq.heapify(queue)
@@ -94,6 +103,7 @@ class ConfigurationSearch:
             if time.monotonic() > self.deadline:
                 self.bound = min(self.bound, bound)
                 self.limit = "solve_s"
+                self._rescue([entry[4] for entry in heapq.nsmallest(_RESCUED, queue)])
                 return
             if configuration is not None:
                 self._solve(configuration)
@@ -101,7 +111,16 @@ class ConfigurationSearch:
             for ranks in placements(self.pricer.cluster, self.pricer.limits, shape.num_stages, shape.data_degree):
                 placed = shape.placed(ranks)
                 number += 1
-                heapq.heappush(queue, (work_bound(self.pricer.problem(placed)), devices, number, shape, placed))
+                heapq.heappush(queue, (self.pricer.bound(placed), devices, number, shape, placed))
+
+    def _rescue(self, configurations: list[Configuration | None]) -> None:
+        """Cut the next configurations plainly if the time was too short to solve any."""
+        for configuration in configurations if not self.solved else ():
+            if configuration is not None:
+                problem = self.pricer.problem(configuration)
+                solution = min((solve_greedy(problem), solve_uniform(problem)), key=lambda answer: answer.objective)
+                if solution.assignment:
+                    self.solved.append(Solved(configuration=configuration, problem=problem, solution=solution))
 
     def confirm(self, solved: Solved) -> Solved:
         """Solve one configuration again by CP-SAT, with the known solution as hint.
@@ -129,16 +148,12 @@ class ConfigurationSearch:
             return bound == inf
         return len(self.solved) >= COMPARED or bound > NEAR * self.best
 
-    def compute_bound(self, shape: Shape) -> float:
-        """Return a lower bound of the objective on any devices: compute alone, on the fastest kind."""
-        pricer = self.pricer
-        kinds = {pricer.cluster.device_kinds[rank] for rank, limit in enumerate(pricer.limits) if limit > 0}
+    def compute_bound(self, shape: Shape, kinds: set[int]) -> float:
+        """Return a lower bound of the objective on any devices of these kinds: compute alone, on the fastest."""
         bounds = []
-        for kind in sorted(kinds):
-            work, again = pricer.seconds(kind, shape.rows), shape.num_microbatches - 1
-            costs = pricer.block_costs(kind, shape.rows)
-            longest = max(cost.forward_s.value + cost.backward_s.value for cost in costs)
-            bounds.append(work + again * max(work / shape.num_stages, longest))
+        for kind in kinds:
+            ascending = self.pricer.work(kind, shape.rows)
+            bounds.append(lower_bound(ascending, num_stages=shape.num_stages, num_microbatches=shape.num_microbatches))
         return min(bounds)
 
     def _solve(self, configuration: Configuration) -> None:

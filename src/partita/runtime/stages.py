@@ -37,6 +37,11 @@ class StageMap:
     copied: tuple[frozenset[str], ...]
 
     @property
+    def result_names(self) -> tuple[str, ...]:
+        """Names of the result's values that a step makes, each once, in the result's order."""
+        return tuple(name for name in dict.fromkeys(refs(self.program.result)) if name in self.home)
+
+    @property
     def num_stages(self) -> int:
         """Number of stages."""
         return len(self.steps)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +24,9 @@ from partita.tracer.program import Program, refs
 from partita.tracer.record import Recording, Ref, record
 from partita.tracer.rows import CoupledError, Join, RowAnalysis, batch_symbols
 from partita.tracer.signature import Signature, signature_of
-from partita.tracer.sizes import Binding
+from partita.tracer.sizes import Binding, Size
 from partita.tracer.skeleton import skeleton
-from partita.tracer.tree import leaves, path_text
+from partita.tracer.tree import leaves, map_leaves, path_text
 from partita.tracer.verify import check_equal, rows_apart
 from partita.tracer.whole import whole_graph, whole_program
 
@@ -123,6 +123,34 @@ class Traced:
         if not symbol.is_Symbol:
             raise CoupledError(f"the size of {self.signature.names[axis[0]]} in dim {axis[1]} is fixed at {symbol}")
         return RowAnalysis(self.recording, symbol)
+
+    @property
+    def scalars(self) -> frozenset[str]:
+        """Values of the result that are 0-dim floating tensors."""
+        values = {n: self._node_value(n) for n in refs(self.program.result)}
+        return frozenset(n for n, v in values.items() if isinstance(v, torch.Tensor) and v.ndim == 0 and v.is_floating_point())
+
+    def _node_value(self, name: str) -> Any:
+        if self.recording is None or self.folded is None:
+            return None
+        node = {value: node for node, value in self.folded.names.items()}.get(name, name)
+        return next((n.meta.get("val") for n in self.recording.nodes if n.name == node), None)
+
+    def result_stand_ins(self, shapes: Binding) -> Any:
+        """Return the result's structure with uninitialised tensors of the shapes it has for these input shapes."""
+        assert self.recording is not None
+        settle, sizes = self.recording.settle, self.program.sizes
+
+        def leaf(_path: object, value: Any) -> Any:
+            if isinstance(value, Size):
+                return sizes.number(value, shapes)
+            if not isinstance(value, Ref):
+                return value
+            known = self._node_value(value.name)
+            shape = tuple(sizes.number(Size(settle(s)), shapes) for s in known.shape)
+            return torch.empty(shape, dtype=known.dtype)
+
+        return map_leaves(leaf, self.program.result)
 
     def _follow(self, axis: tuple[int, int]) -> Rows:
         analysis = self.analysis(axis)
@@ -323,7 +351,14 @@ def has_weights(model: nn.Module) -> bool:
     return not any(t.is_meta for t in [*model.parameters(), *model.buffers()])
 
 
-def capture_model(model: nn.Module, example: Any, *, device: str = "cpu", verify: bool = True) -> Captured:
+def decide_alone(decide: Callable[[], Any]) -> Any:
+    """Decide without asking other ranks."""
+    return decide()
+
+
+def capture_model(
+    model: nn.Module, example: Any, *, device: str = "cpu", verify: bool = True, agree: Callable[[Callable[[], Any]], Any] = decide_alone
+) -> Captured:
     """Capture a model on a user's example.
 
     Args:
@@ -331,6 +366,7 @@ def capture_model(model: nn.Module, example: Any, *, device: str = "cpu", verify
         example: See `examples_of`; several of different sizes must give the same program.
         device: Where the program will run.
         verify: Compare with the real model where there are weights.
+        agree: Runs what has to be tried on numbers on one rank and gives every rank its answer.
 
     Returns:
         The capture.
@@ -344,9 +380,18 @@ def capture_model(model: nn.Module, example: Any, *, device: str = "cpu", verify
     traced = tracer.trace(signature, tensors)
     live = model if has_weights(model) and not any(t.is_meta for t in tensors) else None
     notes = [f"{path or 'the model'} is not folded: {reason}" for path, reason in (traced.folded.opened if traced.folded else {}).items()]
-    if live is not None and verify and traced.recording is not None:
-        check_equal(live, traced.program, signature, tensors)
-    traced, rows, reason = find_rows(tracer, traced, tensors, live)
+    best: list[Traced] = [traced]
+
+    def decide() -> tuple[tuple[tuple[int, int], ...], tuple[int, int] | None, str]:
+        if live is not None and verify and traced.recording is not None:
+            check_equal(live, traced.program, signature, tensors)
+        best[0], rows, reason = find_rows(tracer, traced, tensors, live)
+        return best[0].tied, None if rows is None else rows.axis, reason
+
+    tied, axis, reason = agree(decide)
+    if tied != best[0].tied:
+        best[0] = tracer.trace(signature, tensors, tied=tied)
+    traced, rows = best[0], None if axis is None else best[0].rows(axis)
     if rows is None:
         notes.append(f"the batch is not cut: {reason}")
     elif live is None:

@@ -94,6 +94,27 @@ class Program:
         self.random = any(step.random for step in self.steps)
 
 
+def same_steps(first: Program, second: Program, shapes: Binding) -> bool:
+    """Whether two captures do the same at the given input shapes (for which the second must hold).
+
+    The steps, their targets, operands and constants must be equal, and every size must have the same value.
+    """
+    if not first.sizes.waive(shapes) or len(first.steps) != len(second.steps) or not second.sizes.holds(shapes):
+        return False
+
+    def plain(program: Program, step: Step) -> list[Any]:
+        found: list[Any] = [step.kind, step.name, step.path, str(step.target), step.moved, step.grad_enabled, step.autocast]
+
+        def leaf(path: object, value: Any) -> None:
+            value = program.sizes.number(value, shapes) if isinstance(value, Size) else value
+            found.append((path, value if isinstance(value, Ref | int | float | str | bool | type(None)) else repr(value)))
+
+        map_leaves(leaf, (step.args, step.kwargs, step.result))
+        return found
+
+    return all(plain(first, a) == plain(second, b) for a, b in zip(first.steps, second.steps, strict=True))
+
+
 def refs(tree: Any) -> list[str]:
     """Return the value names in a template, in leaf order."""
     found: list[str] = []

@@ -70,17 +70,20 @@ class SizeRules:
 
     def bind(self, shapes: Binding) -> dict[sympy.Symbol, int] | None:
         """Return the symbols' values for these input shapes, or None if the capture does not hold for them."""
-        if len(shapes) != len(self.axes) or any(len(shape) != len(axes) for shape, axes in zip(shapes, self.axes, strict=True)):
-            return None
-        pairs = [(size, axis) for shape, axes in zip(shapes, self.axes, strict=True) for size, axis in zip(shape, axes, strict=True)]
-        values = {axis: size for size, axis in reversed(pairs) if isinstance(axis, sympy.Symbol)}
-        if any(evaluate(axis, values) != size for size, axis in pairs):
-            return None
-        if any(values[symbol] < low for symbol, low in self.lower.items() if symbol in values):
+        values = self._symbols(shapes)
+        if values is None or any(values[symbol] < low for symbol, low in self.lower.items() if symbol in values):
             return None
         if any(values[symbol] > high for symbol, high in self.upper.items() if symbol in values):
             return None
         return values if all(evaluate(condition, values) is not False for condition in self.conditions) else None
+
+    def _symbols(self, shapes: Binding) -> dict[sympy.Symbol, int] | None:
+        """Return the symbols' values, or None if the shapes do not have the capture's form."""
+        if len(shapes) != len(self.axes) or any(len(shape) != len(axes) for shape, axes in zip(shapes, self.axes, strict=True)):
+            return None
+        pairs = [(size, axis) for shape, axes in zip(shapes, self.axes, strict=True) for size, axis in zip(shape, axes, strict=True)]
+        values = {axis: size for size, axis in reversed(pairs) if isinstance(axis, sympy.Symbol)}
+        return None if any(evaluate(axis, values) != size for size, axis in pairs) else values
 
     def holds(self, shapes: Binding) -> bool:
         """Whether the capture is valid for these input shapes."""
@@ -90,6 +93,17 @@ class SizeRules:
                 return False
             self._values[shapes] = values
         return True
+
+    def waive(self, shapes: Binding) -> bool:
+        """Accept input shapes below the smallest sizes of the capture; the caller has checked that the program is the same.
+
+        Returns:
+            Whether the axes allow it.
+        """
+        values = self._symbols(shapes)
+        if values is not None:
+            self._values[shapes] = values
+        return values is not None
 
     def number(self, size: Size, shapes: Binding) -> Any:
         """Evaluate a size for these input shapes (which must hold)."""

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from partita.ir.rules import Findings, Rule
-from partita.ir.schedule import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, Schedule
+from partita.ir.schedule import COMPUTE_KINDS, Action, Schedule
 
 PARTNERS = {"SEND_F": "RECV_F", "SEND_B": "RECV_B", "RECV_F": "SEND_F", "RECV_B": "SEND_B"}
 """The kind of the other end of a message."""

@@ -1,0 +1,214 @@
+"""The verbs: capture, plan, simulate, inspect, auto_parallelize.
+
+Thin: each joins the layers below it and adds nothing of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from partita.ir.cluster import Cluster
+from partita.ir.graph import ModelGraph
+from partita.ir.plan import LossPlace, Plan
+from partita.ir.request import Limits, Search
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from partita.cost.model import CostModel
+    from partita.report import Report
+    from partita.runtime.module import ParallelModule
+    from partita.simulator import Timeline
+
+Verify = Literal["off", "auto", "always"]
+_OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw", "Adafactor": "adafactor"}
+
+
+def capture(model: nn.Module, example: Any, *, verify: Verify = "auto") -> ModelGraph:
+    """Capture a model's graph.
+
+    Args:
+        model: On CPU, on a device, or on meta.
+        example: Positional arguments as a tuple, keyword arguments as a dict, a `partita.Example`, or a list of them.
+        verify: ``"off"`` skips the comparison with the real model; models without weights are never compared.
+
+    Returns:
+        The graph, which can be saved and planned without the model.
+
+    Raises:
+        CaptureError: If the capture differs from the model.
+    """
+    from partita.tracer.capture import capture_model
+
+    return capture_model(model, example, verify=verify != "off").graph
+
+
+def plan(
+    model_or_graph: nn.Module | ModelGraph,
+    example: Any = None,
+    cluster: Cluster | str | Path | None = None,
+    *,
+    optimizer: str | int = "adamw",
+    precision: str = "as_is",
+    limits: Limits | None = None,
+    search: Search | None = None,
+    cost: CostModel | None = None,
+    loss: LossPlace | None = None,
+    seed: int = 0,
+    method: str = "dp",
+) -> Plan:
+    """Make a plan; no device of the cluster is needed.
+
+    Args:
+        model_or_graph: A model (meta tensors suffice) or a captured graph.
+        example: The model's example; unused for a graph.
+        cluster: ``"2x8xH100-80GB"``, ``"4xcpu"``, a path of a cluster file, a `Cluster`, or None for this machine or job.
+        optimizer: ``sgd``, ``sgd_momentum``, ``adam``, ``adamw``, ``adafactor``, or bytes of state per parameter.
+        precision: ``as_is``, ``fp32``, ``bf16`` or ``fp16``.
+        limits: What the plan has to respect.
+        search: Restrictions of the search.
+        cost: The cost model; analytic by default.
+        loss: ``"model"``, ``"fused"`` or ``"outside"``; by default as the graph says, else ``"fused"``.
+        seed: The same seed gives the same plan.
+        method: ``"dp"`` or ``"ilp"``.
+
+    Returns:
+        The plan, verified.
+
+    Raises:
+        InfeasibleError: If nothing fits; says what is missing.
+        CaptureError: If the model cannot be captured.
+    """
+    from partita.planner import make_plan
+
+    graph = model_or_graph if isinstance(model_or_graph, ModelGraph) else capture(model_or_graph, example)
+    return make_plan(
+        graph,
+        _cluster(cluster),
+        optimizer=str(optimizer),
+        precision=precision,
+        limits=limits or Limits(),
+        search=search or Search(),
+        cost=cost,
+        loss=loss or ("model" if graph.scalar_loss else "fused"),
+        seed=seed,
+        method=method,
+    )
+
+
+def simulate(plan: Plan) -> Timeline:  # noqa: A002  (the verb's object)
+    """Simulate one step of a plan.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        What every device does when; ``save_trace(path)`` writes it for Perfetto.
+    """
+    from partita.simulator import simulate_plan
+
+    return simulate_plan(plan)
+
+
+def inspect(plan: Plan | str | Path, against: Plan | str | Path | None = None) -> Report:
+    """Show a plan: table, schedule, memory, and one honest line.
+
+    Args:
+        plan: A plan or the path of a saved one.
+        against: Another one to compare with.
+
+    Returns:
+        A report; ``print`` it, or ``save_html(path)``.
+    """
+    from partita.report import report
+
+    return report(_plan(plan), None if against is None else _plan(against))
+
+
+def auto_parallelize(
+    model: nn.Module,
+    example: Any,
+    *,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+    cluster: Cluster | str | Path | None = None,
+    limits: Limits | None = None,
+    search: Search | None = None,
+    plan: Plan | str | Path | None = None,
+    verify: Verify = "auto",
+) -> ParallelModule:
+    """Turn a model into a hybrid-parallel one.
+
+    Every rank calls it with the same arguments.  If torchrun's environment is set and there is no process group, it is
+    created.
+
+    Args:
+        model: The model, on every rank the same; it stays usable and unchanged.
+        example: As for `capture`.
+        loss_fn: ``loss_fn(output, target)`` for `ParallelModule.train_step`; None if the loss is in the model or in the
+            training loop.
+        optimizer: Called with the parallel module; the result is kept as its ``optimizer``.
+        cluster: The devices; None is the running job.
+        limits: What the plan has to respect.
+        search: Restrictions of the search.
+        plan: Use this plan instead of searching.
+        verify: Compare the capture with the real model before training.
+
+    Returns:
+        The parallel module.
+
+    Raises:
+        CaptureError: If the model cannot be captured exactly.
+        PlanError: If there is no plan, or the given one does not fit.
+    """
+    from partita.planner import make_plan
+    from partita.runtime.build import agree_on_plan, build, capture_together
+    from partita.runtime.world import join_world
+
+    world = join_world()
+    captured = capture_together(model, example, world, verify=verify != "off")
+
+    def planner(found: Any) -> Plan:
+        graph: ModelGraph = found.graph
+        place: LossPlace = "model" if graph.scalar_loss else "outside" if loss_fn is None else "fused"
+        return make_plan(
+            graph,
+            _cluster(cluster, num_ranks=world.size, platform=world.device.type),
+            optimizer=_optimizer_name(optimizer, model),
+            limits=limits or Limits(),
+            search=search or Search(),
+            loss=place,
+        )
+
+    module = build(model, captured, agree_on_plan(captured, planner, plan, world), world, loss_fn)
+    if optimizer is not None:
+        module.optimizer = optimizer(module)
+    return module
+
+
+def _cluster(cluster: Cluster | str | Path | None, *, num_ranks: int | None = None, platform: str = "cpu") -> Cluster:
+    from partita.cost.clusters import default_cluster, parse_cluster
+
+    if isinstance(cluster, Cluster):
+        return cluster
+    if cluster is not None:
+        return parse_cluster(cluster)
+    return parse_cluster(f"{num_ranks}xcpu") if num_ranks is not None and platform == "cpu" else default_cluster(platform="cpu")
+
+
+def _optimizer_name(factory: Callable[[nn.Module], torch.optim.Optimizer] | None, model: nn.Module) -> str:
+    """Find out what state an optimizer factory's product keeps, by making one for the plain model."""
+    if factory is None:
+        return "adamw"
+    made = factory(model)
+    name = type(made).__name__
+    if name == "SGD" and any(group.get("momentum") for group in made.param_groups):
+        return "sgd_momentum"
+    return _OPTIMIZERS.get(name, "adamw")
+
+
+def _plan(plan: Plan | str | Path) -> Plan:
+    return plan if isinstance(plan, Plan) else Plan.load(plan)

@@ -1,0 +1,160 @@
+"""The captured calls of one model at run time: found by signature, mode and shapes, captured when they are new."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from partita.ir.plan import Plan
+from partita.runtime.placement import Placement, holders
+from partita.runtime.rows import Chunk, cut_rows
+from partita.runtime.stages import StageMap, follow_stages, lay_out
+from partita.tracer.capture import Captured, Rows, Traced, Tracer, find_rows
+from partita.tracer.program import refs, same_steps
+from partita.tracer.rows import CoupledError
+from partita.tracer.signature import Signature, mode_of, signature_of
+from partita.tracer.sizes import Binding
+
+logger = logging.getLogger("partita")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Variant:
+    """One captured call laid out over the stages.
+
+    Attributes:
+        traced: The capture.
+        rows: How it may be cut, or None.
+        layout: Its steps over the stages.
+        fused: The same with every result also at the last stage, where the loss is computed.
+        number: Identifies the variant in message keys; equal on all ranks.
+    """
+
+    traced: Traced
+    rows: Rows | None
+    layout: StageMap
+    fused: StageMap
+    number: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PreparedCall:
+    """One call, ready to run.
+
+    Attributes:
+        variant: Its program over the stages.
+        tensors: Its input tensors.
+        total_rows: Rows of the whole batch (1 for a call that is not cut).
+        chunks: For each replica the rows of its microbatches; None stands for everything.
+        key: Identifies everything that decides the form of messages; None if values decide it.
+    """
+
+    variant: Variant
+    tensors: tuple[torch.Tensor, ...]
+    total_rows: int
+    chunks: Sequence[Sequence[Chunk | None]]
+    key: Hashable | None
+
+
+class Variants:
+    """All captured calls of one model.
+
+    Args:
+        captured: The example's capture.
+        plan: The plan made for it.
+        layout: The planned program over the stages.
+        placement: Where parameters live.
+        live: The live module tree, for flags.
+    """
+
+    def __init__(self, captured: Captured, plan: Plan, stage_of: Mapping[int, int], placement: Placement, live: nn.Module) -> None:
+        self._tracer: Tracer = captured.tracer
+        self._plan = plan
+        self._base, self._base_rows = captured.traced, captured.rows
+        self._stage_of = dict(stage_of)
+        self._placement = placement
+        self._live = live
+        self._known: dict[Hashable, list[Variant]] = {}
+        self._refused: set[tuple[int, Binding]] = set()
+        self._mode = mode_of(live)
+        self.base = self._lay_out(captured.traced, captured.rows, self._stage_of)
+        self._known[captured.traced.signature.key, self._mode] = [self.base]
+
+    def _lay_out(self, traced: Traced, rows: Rows | None, stage_of: Mapping[int, int]) -> Variant:
+        num_stages = len(self._plan.stages)
+        plain = lay_out(traced.program, stage_of, num_stages)
+        fused = lay_out(traced.program, stage_of, num_stages, last_reads=refs(traced.program.result))
+        return Variant(traced, rows, plain, fused, number=sum(len(v) for v in self._known.values()))
+
+    def prepare(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> PreparedCall:
+        """Find or capture the program of a call, and cut its rows.
+
+        Raises:
+            CaptureError: If the call needs a capture of its own that fails.
+            ExecutionError: If its program cannot be laid over the planned stages.
+        """
+        signature, tensors = signature_of(args, kwargs)
+        shapes = tuple(tuple(t.shape) for t in tensors)
+        mode = mode_of(self._live)
+        known = self._known.setdefault((signature.key, mode), [])
+        variant = next((v for v in known if v.traced.program.sizes.holds(shapes)), None)
+        if variant is None:
+            variant = self._capture(signature, tensors)
+            known.append(variant)
+        return self._cut(variant, tensors, shapes)
+
+    def _capture(self, signature: Signature, tensors: tuple[torch.Tensor, ...]) -> Variant:
+        logger.info("capturing %s for shapes %s", self._tracer.name, [tuple(t.shape) for t in tensors])
+        self._tracer.follow(self._live)
+        familiar = signature.key == self._base.signature.key
+        traced = self._tracer.trace(signature, tensors, tied=self._base.tied if familiar else ())
+        rows: Rows | None = None
+        if familiar and self._base_rows is not None:
+            try:
+                rows = traced.rows(self._base_rows.axis)
+            except CoupledError as error:
+                logger.warning("this call of %s is not cut: %s", self._tracer.name, error)
+        elif not familiar:
+            traced, rows, reason = find_rows(self._tracer, traced, tensors, None)
+            if rows is not None and self._base_rows is None:
+                rows, reason = None, "the example's batch is not cut either"
+            if rows is None:
+                logger.warning("this call of %s is not cut: %s", self._tracer.name, reason)
+        holding = holders(traced.program, self._placement)
+        stage_of = follow_stages(traced.program, self._base.program, self._stage_of, holding, len(self._plan.stages))
+        return self._lay_out(traced, rows, stage_of)
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+    def _cut(self, variant: Variant, tensors: tuple[torch.Tensor, ...], shapes: Binding) -> PreparedCall:
+        degree, wanted = self._plan.data_degree, self._plan.num_microbatches
+        rows = variant.rows
+        total = 1 if rows is None else rows.count(shapes)
+        chunks: list[list[Chunk | None]] = [[None], *([] for _ in range(degree - 1))]
+        if rows is not None:
+            for number in range(wanted, 0, -1):
+                cut = cut_rows(total, degree, number)
+                if all(self._holds(variant, tensors, rows, chunk) for chunk in {c[1] - c[0]: c for part in cut for c in part}.values()):
+                    chunks = [list(part) for part in cut]
+                    break
+        key = None if variant.traced.program.dynamic else (variant.number, shapes)
+        return PreparedCall(variant, tensors, total, chunks, key)
+
+    def _holds(self, variant: Variant, tensors: tuple[torch.Tensor, ...], rows: Rows, chunk: Chunk) -> bool:
+        """Whether the variant's program is valid for a chunk of this size."""
+        part = tuple(t if d is None else t.narrow(d, chunk[0], chunk[1] - chunk[0]) for t, d in zip(tensors, rows.dims, strict=True))
+        shapes = tuple(tuple(t.shape) for t in part)
+        program = variant.traced.program
+        if program.sizes.holds(shapes):
+            return True
+        if (variant.number, shapes) in self._refused:
+            return False
+        self._tracer.follow(self._live)
+        other = self._tracer.trace(variant.traced.signature, part)
+        if other.recording is not None and same_steps(program, other.program, shapes):
+            return True
+        self._refused.add((variant.number, shapes))
+        return False
