@@ -139,11 +139,17 @@ def make_space(
     batch = None if graph.batch_rows is None else limits.global_batch or graph.batch_rows
     _positive("global_batch", limits.global_batch)
     _positive("num_microbatches", limits.num_microbatches)
+    stages, degrees = _stages(search, num_blocks, devices), _degrees(search, batch, devices)
+    if stages[0] * degrees[0] > devices:
+        raise InfeasibleError(
+            f"pp={stages[0]} with dp={degrees[0]} needs {stages[0] * degrees[0]} devices, {devices} may be used",
+            hint=f"use pp={max(1, devices // degrees[0])} or dp={max(1, devices // stages[0])}",
+        )
     return Space(
         batch=batch,
         num_devices=devices,
-        stages=_stages(search, num_blocks, devices),
-        degrees=_degrees(search, batch, devices),
+        stages=stages,
+        degrees=degrees,
         microbatches=limits.num_microbatches,
         schedules=_schedules(search, loss),
     )

@@ -123,10 +123,13 @@ def _remedies(pricer: Pricer, space: Space, found: Shortage, *, loss_outside: bo
         answer = closest(pricer, space)
         return answer is not None and answer.excess_bytes <= 0
 
-    if space.microbatches is not None and fits(pricer, replace(space, microbatches=None)):
+    free = replace(space, microbatches=None)
+    if space.microbatches is not None and fits(pricer, free):
         yield "a free number of microbatches (num_microbatches=None)"
     if loss_outside and fits(pricer, replace(space, schedules=("1f1b",))):
         yield "the loss inside the step (loss_fn=...), which allows the 1F1B schedule"
+    elif loss_outside and space.microbatches is not None and fits(pricer, replace(free, schedules=("1f1b",))):
+        yield "the loss inside the step (loss_fn=...), for 1F1B, and a free number of microbatches"
     if pricer.optimizer != "sgd" and fits(replace(pricer, optimizer="sgd"), space):
         yield f"optimizer 'sgd' in the place of {pricer.optimizer!r}"
     stages = _first(

@@ -30,7 +30,9 @@ class Builder:
     def parameter(self, name, *shape, grad=True):
         return self.tensor(name, shape, "parameter", grad=grad)
 
-    def item(self, name, reads, writes, *, flops=0, kind="call", saved=(), replicable=False, target="aten.linear.default"):
+    def item(
+        self, name, reads, writes, *, flops=0, kind="call", saved=(), replicable=False, target="aten.linear.default"
+    ):
         number = len(self.items)
         op_kind = "matmul" if flops else "pointwise"
         size = sum(self.tensors[name].bytes for name in (*reads, *writes))

@@ -69,13 +69,13 @@ def test_repeats_are_found_by_structure_at_any_period():
     blocks = coarsen(transformer_graph(layers=3))
     assert [block.repeat_of for block in blocks] == [None, None, None, 1, 2, 1, 2, None]
     blocks = coarsen(chain_graph([8, 16, 8, 16, 8, 24]))
-    assert [block.repeat_of for block in blocks] == [None, None, 0, 1, None]
+    assert [block.repeat_of for block in blocks] == [None, None, None, 1, None]  # the first reads an input
 
 
 def test_a_frozen_layer_repeats_no_trained_one():
-    graph = chain_graph([8] * 4)
+    graph = chain_graph([8] * 5)
     frozen = tuple(replace(t, requires_grad=False) if t.id == "layers.2.weight" else t for t in graph.tensors)
-    assert [block.repeat_of for block in coarsen(replace(graph, tensors=frozen))] == [None, 0, None]
+    assert [block.repeat_of for block in coarsen(replace(graph, tensors=frozen))] == [None, None, None, 1]
 
 
 def test_a_merge_that_would_close_a_cycle_is_refused():
