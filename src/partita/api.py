@@ -65,7 +65,7 @@ def plan(
     Args:
         model_or_graph: A model (meta tensors suffice) or a captured graph.
         example: The model's example; unused for a graph.
-        cluster: ``"2x8xH100-80GB"``, ``"4xcpu"``, a path of a cluster file, a `Cluster`, or None for this machine or job.
+        cluster: ``"2x8xH100-80GB"``, ``"4xcpu"``, a path of a cluster file, a `Cluster`, or None for this machine.
         optimizer: ``sgd``, ``sgd_momentum``, ``adam``, ``adamw``, ``adafactor``, or bytes of state per parameter.
         precision: ``as_is``, ``fp32``, ``bf16`` or ``fp16``.
         limits: What the plan has to respect.
@@ -99,7 +99,7 @@ def plan(
     )
 
 
-def simulate(plan: Plan) -> Timeline:  # noqa: A002  (the verb's object)
+def simulate(plan: Plan) -> Timeline:
     """Simulate one step of a plan.
 
     Args:
@@ -183,7 +183,8 @@ def auto_parallelize(
             loss=place,
         )
 
-    module = build(model, captured, agree_on_plan(captured, planner, plan, world), world, loss_fn)
+    chosen = agree_on_plan(captured, planner, plan, world)
+    module = build(model, captured, chosen, world, loss_fn=loss_fn, show=lambda made: str(inspect(made)))
     if optimizer is not None:
         module.optimizer = optimizer(module)
     return module
@@ -196,7 +197,11 @@ def _cluster(cluster: Cluster | str | Path | None, *, num_ranks: int | None = No
         return cluster
     if cluster is not None:
         return parse_cluster(cluster)
-    return parse_cluster(f"{num_ranks}xcpu") if num_ranks is not None and platform == "cpu" else default_cluster(platform="cpu")
+    return (
+        parse_cluster(f"{num_ranks}xcpu")
+        if num_ranks is not None and platform == "cpu"
+        else default_cluster(platform="cpu")
+    )
 
 
 def _optimizer_name(factory: Callable[[nn.Module], torch.optim.Optimizer] | None, model: nn.Module) -> str:

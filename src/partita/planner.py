@@ -5,8 +5,8 @@ Theory of operation.
 1. `coarsen` makes blocks, `Space` lists the configurations that the request allows.
 2. `ConfigurationSearch` solves or prunes each, by ascending lower bound; what is left is a proof for the space.
 3. The best few become plans (`assemble`) and are simulated (`simulate_plan`); the shortest simulated step wins.  The
-   objective is an upper bound of the simulated step, so the two orders differ only among near equals; the report keeps
-   the bound on the objective.
+   objective follows the simulated step closely but not exactly (overlap, tails), so the two orders may differ among
+   near equals; the report keeps the bound on the objective.
 """
 
 from __future__ import annotations

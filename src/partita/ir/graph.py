@@ -1,12 +1,14 @@
 """The captured model as data: tensors, operators, items and blocks.
 
-Theory of operation.  A capture records one call of the user's model as a list of ATen operators (`Op`).  Consecutive operators that belong to
-one call of one of the user's own submodules are *folded* into one executable `Item` of kind ``call``; operators of the containers' own code
-(the *glue*) stay items of kind ``op``.  Items are what a runtime executes, operators are what a cost model prices, and `Block`s (contiguous
-runs of items that the partitioner moves as a unit) are what the partitioner decides about.  Item, operator and block ids are positions in
-their tuples, in execution order, so a graph is acyclic by construction.
+Theory of operation.  A capture records one call of the user's model as a list of ATen operators (`Op`).  Consecutive
+operators that belong to one call of one of the user's own submodules are *folded* into one executable `Item` of kind
+``call``; operators of the containers' own code (the *glue*) stay items of kind ``op``.  Items are what a runtime
+executes, operators are what a cost model prices, and `Block`s (contiguous runs of items that the partitioner moves as
+a unit) are what the partitioner decides about.  Item, operator and block ids are positions in their tuples, in
+execution order, so a graph is acyclic by construction.
 
-Shapes are those of the example.  A tensor whose values follow the rows of the batch says so with ``batch_dim``; its bytes scale with the rows.
+Shapes are those of the example.  A tensor whose values follow the rows of the batch says so with ``batch_dim``; its
+bytes scale with the rows.
 """
 
 from __future__ import annotations

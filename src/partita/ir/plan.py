@@ -1,4 +1,6 @@
-"""The plan: the decision as a verified, versioned, human-readable artefact, and everything a reader or a runtime needs to act on it."""
+"""The plan: the decision as a verified, versioned, human-readable artefact, and everything a reader or a runtime
+needs to act on it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Estimate:
         """Add two costs; the sum is as well founded as its weaker part."""
         order: tuple[Source, ...] = ("measured", "interpolated", "modelled")
         source = max(self.source, other.source, key=order.index)
-        return Estimate(value=self.value + other.value, low=self.low + other.low, high=self.high + other.high, source=source)
+        return Estimate(
+            value=self.value + other.value, low=self.low + other.low, high=self.high + other.high, source=source
+        )
 
     def scaled(self, factor: float) -> Estimate:
         """Return the estimate times ``factor`` (at least 0)."""
@@ -74,7 +78,15 @@ class Memory:
     @property
     def total(self) -> int:
         """Peak bytes."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.skips + self.buffers + self.transient
+        return (
+            self.weights
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.skips
+            + self.buffers
+            + self.transient
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,12 @@ Grammar (one action, no blanks)::
     send       := "SEND_F" | "SEND_B"
     recv       := "RECV_F" | "RECV_B"
 
-``2F0`` is the forward of microbatch 0 on stage 2; ``2SEND_F0>3`` sends what stage 3 reads of it; ``3RECV_F0<2`` is its other end.  ``B`` is
-the whole backward, ``I`` the input-gradient half and ``W`` the weight-gradient half.  ``REDUCE_GRAD`` sums the stage's gradients over its
-replicas and over the stages that share a parameter.
+``2F0`` is the forward of microbatch 0 on stage 2; ``2SEND_F0>3`` sends what stage 3 reads of it; ``3RECV_F0<2`` is
+its other end.  ``B`` is the whole backward, ``I`` the input-gradient half and ``W`` the weight-gradient half.
+``REDUCE_GRAD`` sums the stage's gradients over its replicas and over the stages that share a parameter.
 
-The parser is total: a text is an action or a `ScheduleSyntaxError` with the column.  ``parse_action(str(a)) == a`` for every action.
+The parser is total: a text is an action or a `ScheduleSyntaxError` with the column.  ``parse_action(str(a)) == a``
+for every action.
 """
 
 from __future__ import annotations
@@ -88,9 +89,13 @@ def _number(text: str, start: int, what: str) -> tuple[int, int]:
     """Read a canonical non-negative integer at ``start``; return it and its end."""
     end = _digits(text, start)
     if end == start:
-        raise ScheduleSyntaxError(f"expected {what} at column {start + 1} of {text!r}", hint="an action reads like 2F0 or 2SEND_F0>3")
+        raise ScheduleSyntaxError(
+            f"expected {what} at column {start + 1} of {text!r}", hint="an action reads like 2F0 or 2SEND_F0>3"
+        )
     if text[start] == "0" and end - start > 1:
-        raise ScheduleSyntaxError(f"{what} with a leading zero at column {start + 1} of {text!r}", hint="write 0 or a number without it")
+        raise ScheduleSyntaxError(
+            f"{what} with a leading zero at column {start + 1} of {text!r}", hint="write 0 or a number without it"
+        )
     return int(text[start:end]), end
 
 
@@ -110,7 +115,8 @@ def parse_action(text: str) -> Action:
     kind = next((kind for kind in _KINDS_BY_LENGTH if text.startswith(kind, at)), None)
     if kind is None:
         raise ScheduleSyntaxError(
-            f"unknown action {text[at:]!r} at column {at + 1} of {text!r}", hint=f"known kinds are {', '.join(_KINDS_BY_LENGTH)}"
+            f"unknown action {text[at:]!r} at column {at + 1} of {text!r}",
+            hint=f"known kinds are {', '.join(_KINDS_BY_LENGTH)}",
         )
     at += len(kind)
     microbatch = peer = None

@@ -13,8 +13,9 @@ stage runs which block: a map ``stage(v)`` that never decreases along a dependen
 
 The two cases of (6) are the backward, and the optimiser's update, when activations are gone.  ``k_s`` is the number of
 microbatches in flight (`PipelineProblem.in_flight`).  A stage holds each parameter and pins each value once, however
-many of its blocks read it, so static and pinned bytes are unions, not sums (`_add_nets`, `_add_parameters`).  T is an
-upper bound of the simulated step for fill-drain and 1F1B (docs/design/0003).
+many of its blocks read it, so static and pinned bytes are unions, not sums (`_add_nets`, `_add_parameters`).
+Without r, T is an upper bound of the simulated step of fill-drain and 1F1B; with it, the simulation may end up to
+``max r`` later, if the slowest stage is not the one with the longest reduction (docs/design/0003).
 
 Everything that searches (exact DP, CP-SAT, baselines) reports what `evaluate` says of its answer.
 """

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
 from partita.partitioner import PARTITIONERS
 from partita.partitioner.baselines import solve_greedy, solve_uniform
-from partita.partitioner.configurations import Shape, Space, placements
+from partita.partitioner.configurations import Ranks, Shape, Space, placements
 from partita.partitioner.exact_dp import make_tables, solve_dp
 from partita.partitioner.pricing import Configuration, Pricer
 from partita.partitioner.problem import PipelineProblem, SolutionStatus, StageSolution, lower_bound
@@ -103,24 +104,29 @@ class ConfigurationSearch:
             if time.monotonic() > self.deadline:
                 self.bound = min(self.bound, bound)
                 self.limit = "solve_s"
-                self._rescue([entry[4] for entry in heapq.nsmallest(_RESCUED, queue)])
+                entries = [(shape, configuration), *(entry[3:] for entry in heapq.nsmallest(_RESCUED, queue))]
+                self._rescue(entries)
                 return
             if configuration is not None:
                 self._solve(configuration)
                 continue
-            for ranks in placements(self.pricer.cluster, self.pricer.limits, shape.num_stages, shape.data_degree):
+            for ranks in self._placements(shape):
                 placed = shape.placed(ranks)
                 number += 1
                 heapq.heappush(queue, (self.pricer.bound(placed), devices, number, shape, placed))
 
-    def _rescue(self, configurations: list[Configuration | None]) -> None:
+    def _rescue(self, entries: Sequence[tuple[Shape, Configuration | None]]) -> None:
         """Cut the next configurations plainly if the time was too short to solve any."""
-        for configuration in configurations if not self.solved else ():
-            if configuration is not None:
-                problem = self.pricer.problem(configuration)
-                solution = min((solve_greedy(problem), solve_uniform(problem)), key=lambda answer: answer.objective)
-                if solution.assignment:
-                    self.solved.append(Solved(configuration=configuration, problem=problem, solution=solution))
+        for shape, configuration in entries if not self.solved else ():
+            if configuration is None:
+                configuration = shape.placed(self._placements(shape)[0])
+            problem = self.pricer.problem(configuration)
+            solution = min((solve_greedy(problem), solve_uniform(problem)), key=lambda answer: answer.objective)
+            if solution.assignment:
+                self.solved.append(Solved(configuration=configuration, problem=problem, solution=solution))
+
+    def _placements(self, shape: Shape) -> list[Ranks]:
+        return placements(self.pricer.cluster, self.pricer.limits, shape.num_stages, shape.data_degree)
 
     def confirm(self, solved: Solved) -> Solved:
         """Solve one configuration again by CP-SAT, with the known solution as hint.

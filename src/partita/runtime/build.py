@@ -66,12 +66,16 @@ def check_fits(plan: Plan, captured: Captured, world: World) -> None:
     """
     if plan.graph_fingerprint != captured.graph.fingerprint:
         raise PlanMismatchError(
-            f"the plan was made for another graph of {plan.model!r} (fingerprint {plan.graph_fingerprint}, this one is {captured.graph.fingerprint})",
+            f"the plan was made for another graph of {plan.model!r}: "
+            f"its fingerprint is {plan.graph_fingerprint}, this one's {captured.graph.fingerprint}",
             hint="plan again with the same model, example and torch version",
         )
     used = max((rank for stage in plan.stages for rank in stage.ranks), default=0)
     if used >= world.size:
-        raise PlanMismatchError(f"the plan uses rank {used}, but the job has {world.size} ranks", hint=f"start the job with at least {used + 1} processes")
+        raise PlanMismatchError(
+            f"the plan uses rank {used}, but the job has {world.size} ranks",
+            hint=f"start the job with at least {used + 1} processes",
+        )
 
 
 def seat_of(plan: Plan, rank: int) -> Seat | None:
@@ -86,15 +90,23 @@ def tensor_lookup(root: nn.Module) -> Callable[[str], torch.Tensor]:
     def find(name: str) -> torch.Tensor:
         path, _, leaf = name.rpartition(".")
         module = modules[path]
-        tensor = module._parameters.get(leaf)
-        found = module._buffers[leaf] if tensor is None else tensor
-        assert found is not None
-        return found
+        parameter: torch.Tensor | None = module._parameters.get(leaf)
+        tensor = module._buffers[leaf] if parameter is None else parameter
+        assert tensor is not None
+        return tensor
 
     return find
 
 
-def build(model: nn.Module, captured: Captured, plan: Plan, world: World, loss_fn: Callable[[Any, Any], Any] | None) -> ParallelModule:
+def build(
+    model: nn.Module,
+    captured: Captured,
+    plan: Plan,
+    world: World,
+    *,
+    loss_fn: Callable[[Any, Any], Any] | None,
+    show: Callable[[Plan], str],
+) -> ParallelModule:
     """Put the planned model on this rank.
 
     Args:
@@ -103,6 +115,7 @@ def build(model: nn.Module, captured: Captured, plan: Plan, world: World, loss_f
         plan: The plan, the same on every rank.
         world: The ranks.
         loss_fn: The loss of the fused loop, or None.
+        show: Writes a plan for people.
 
     Returns:
         The parallel module.
@@ -121,5 +134,6 @@ def build(model: nn.Module, captured: Captured, plan: Plan, world: World, loss_f
     engine = Engine(plan, world, seat, transport, root, tensor_lookup(root), book)
     variants = Variants(captured, plan, stage_of, placement, root)
     keeper = StateKeeper(root, placement, world, loaded=has_weights(model))
-    return ParallelModule(root=root, plan=plan, world=world, engine=engine, variants=variants, keeper=keeper, loss_fn=loss_fn)
-
+    return ParallelModule(
+        root=root, plan=plan, world=world, engine=engine, variants=variants, keeper=keeper, loss_fn=loss_fn, show=show
+    )

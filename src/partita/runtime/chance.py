@@ -1,8 +1,8 @@
 """Random numbers of stages, replicas and microbatches.
 
-Everything follows from the caller's seed: each call draws one number from the global generator, the same on every rank, and every stage,
-replica and microbatch computes with a generator of its own derived from it.  So masks differ where they must differ, and the global state
-advances alike on all ranks.
+Everything follows from the caller's seed: each call draws one number from the global generator, the same on every
+rank, and every stage, replica and microbatch computes with a generator of its own derived from it.  So masks differ
+where they must differ, and the global state advances alike on all ranks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """An emulated worker: compute is slept, messages are real.
 
-It checks schedules of many ranks on few cores: what a stage would compute takes its planned time, what it sends has its planned size.
+It checks schedules of many ranks on few cores: what a stage would compute takes its planned time, what it sends has
+its planned size.
 """
 
 from __future__ import annotations

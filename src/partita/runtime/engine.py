@@ -1,4 +1,8 @@
-"""Run calls of the planned model on this rank: forward, fill-drain with the loss outside, and whole schedules with the loss inside."""
+"""Run calls of the planned model on this rank.
+
+A call whose loss is computed outside runs forward at once and backward when the gradients of its results arrive
+(fill-drain); a call that contains its loss runs the plan's whole schedule, forward and backward.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,10 @@ from partita.runtime.executor import Log, execute
 from partita.runtime.gradients import GradientBook
 from partita.runtime.loss import loss_part
 from partita.runtime.results import Part, Publisher, chunk_gradient, finish_join, join_chunks, joins_for, unflatten
+from partita.runtime.rows import Chunk
 from partita.runtime.stages import StageMap
 from partita.runtime.transport import Transport
 from partita.runtime.variants import PreparedCall
-from partita.runtime.rows import Chunk
 from partita.runtime.worker import CallInputs, LossFunction, LossPart, StageWorker
 from partita.runtime.world import World
 from partita.schedules.makers import make_schedule
@@ -119,7 +123,9 @@ class Engine:
             self._rows[key] = add_reduction(add_communication(bare, edges)).ranks[self.seat.stage]
         return self._rows[key]
 
-    def worker(self, call: PreparedCall, layout: StageMap, *, grad: bool, loss: LossFunction | None = None) -> StageWorker | None:
+    def worker(
+        self, call: PreparedCall, layout: StageMap, *, grad: bool, loss: LossFunction | None = None
+    ) -> StageWorker | None:
         """Return the worker of one call on this rank; every rank draws the call's number."""
         seed = chance.draw() if layout.program.random else None
         if self.seat is None:
@@ -194,10 +200,14 @@ class Engine:
         for name in names:
             weights = [worker.weights[name, m] for m in range(len(chunks))]
             state.weights[name] = (weights, 1.0)
-            parts.append(join_chunks([worker.kept[stage, m].values[name] for m in range(len(chunks))], joins[name], weights))
+            parts.append(
+                join_chunks([worker.kept[stage, m].values[name] for m in range(len(chunks))], joins[name], weights)
+            )
         return parts
 
-    def assemble(self, state: Forward, tensors: Sequence[torch.Tensor], replaced: Mapping[str, Any] | None = None) -> Any:
+    def assemble(
+        self, state: Forward, tensors: Sequence[torch.Tensor], replaced: Mapping[str, Any] | None = None
+    ) -> Any:
         """Return the call's result in the model's own structure.
 
         Args:
@@ -217,7 +227,9 @@ class Engine:
         return env.fill(program.result)
 
     # -- backward ------------------------------------------------------------------------------------------------------
-    def backward(self, state: Forward, gradients: Sequence[torch.Tensor | None]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor | None]]:
+    def backward(
+        self, state: Forward, gradients: Sequence[torch.Tensor | None]
+    ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor | None]]:
         """Run every microbatch backward.
 
         Args:
@@ -258,7 +270,10 @@ class Engine:
             weights, total = state.weights[name]
             for m, chunk in enumerate(worker.inputs.chunks):
                 first = chunk is not None and chunk[0] == 0
-                parts = [chunk_gradient(g, join, chunk, call.total_rows, weights[m] if weights else 1.0, total, first) for g in given]
+                parts = [
+                    chunk_gradient(g, join, chunk, call.total_rows, weights[m] if weights else 1.0, total, first)
+                    for g in given
+                ]
                 kept = worker.kept[seat.stage, m]
                 if isinstance(kept.values[name], torch.Tensor):
                     if parts[0] is not None:
@@ -276,17 +291,21 @@ class Engine:
                 continue
             total = torch.zeros_like(tensor, device=self.world.device)
             dim = None if call.variant.rows is None else call.variant.rows.dims[i]
-            for (m, index), gradient in (worker.input_grads.items() if worker is not None else ()):
+            for (m, index), gradient in worker.input_grads.items() if worker is not None else ():
                 chunk = worker.inputs.chunks[m] if worker is not None else None
                 if index == i:
-                    (total if chunk is None or dim is None else total.narrow(dim, chunk[0], chunk[1] - chunk[0])).add_(gradient)
+                    (total if chunk is None or dim is None else total.narrow(dim, chunk[0], chunk[1] - chunk[0])).add_(
+                        gradient
+                    )
             if self.world.size > 1:
                 dist.all_reduce(total)
             found.append(total.to(tensor.device))
         return found
 
     # -- the loss inside -----------------------------------------------------------------------------------------------
-    def run_schedule(self, call: PreparedCall, layout: StageMap, loss: LossFunction, schedule: str) -> tuple[dict[str, torch.Tensor], torch.Tensor, Forward]:
+    def run_schedule(
+        self, call: PreparedCall, layout: StageMap, loss: LossFunction, schedule: str
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, Forward]:
         """Run forwards and backwards of all microbatches under a schedule.
 
         Args:
@@ -296,7 +315,7 @@ class Engine:
             schedule: Name of the schedule.
 
         Returns:
-            The reduced gradients of the local parameters, the whole batch's loss (equal on every rank), and the forward.
+            The reduced gradients of the local parameters, the whole batch's loss (equal on every rank), the forward.
         """
         worker = self.worker(call, layout, grad=True, loss=loss)
         self.book.open()
@@ -308,7 +327,11 @@ class Engine:
             else:
                 self.book.reduce(self.transport, self.world.rank)
         value, total = self._total(worker)
-        return self.book.close(1.0 if total == 1.0 or total == 0.0 else 1.0 / total), value, Forward(call, worker, layout)
+        return (
+            self.book.close(1.0 if total in {0.0, 1.0} else 1.0 / total),
+            value,
+            Forward(call, worker, layout),
+        )
 
     def _total(self, worker: StageWorker | None) -> tuple[torch.Tensor, float]:
         """Return the weighted mean of all microbatches' losses and the sum of their shares, on every rank."""
@@ -316,11 +339,13 @@ class Engine:
         parts = list(worker.losses.values()) if last and worker is not None else []
         weighted = sum(float(p.value.detach()) * p.weight for p in parts if p.weight)
         dtype = _LOSS_DTYPES.index(parts[0].value.dtype) if parts else 0
-        numbers = torch.tensor([weighted, sum(p.share for p in parts), dtype, bool(parts)], dtype=torch.float64, device=self.world.device)
+        numbers = torch.tensor(
+            [weighted, sum(p.share for p in parts), dtype, bool(parts)], dtype=torch.float64, device=self.world.device
+        )
         if self.world.size > 1:
             dist.all_reduce(numbers)
         value, total, dtypes, owners = numbers.tolist()
-        total = 1.0 if abs(total - 1.0) < 1e-9 else total  # noqa: PLR2004  (shares that are fractions of the rows add up to one)
+        total = 1.0 if abs(total - 1.0) < 1e-9 else total
         mean = value / total if total else float("nan")
         return torch.tensor(mean, dtype=_LOSS_DTYPES[round(dtypes / max(owners, 1.0))], device=self.world.device), total
 

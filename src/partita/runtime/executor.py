@@ -1,7 +1,8 @@
 """Execute schedules: the pure machine of `partita.schedules.machine`, driven by a worker and a transport.
 
-A `Worker` knows what the actions mean (run a stage, sleep for its time); a `Transport` carries the messages.  The order of the actions is the
-machine's alone, so a simulated, an emulated, a loopback and a real execution of one schedule have one order.
+A `Worker` knows what the actions mean (run a stage, sleep for its time); a `Transport` carries the messages.  The
+order of the actions is the machine's alone, so a simulated, an emulated, a loopback and a real execution of one
+schedule have one order.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ def execute(actions: Sequence[Action], worker: Worker, transport: Transport, log
 
 
 def execute_together(
-    rows: Sequence[Sequence[Action]], workers: Sequence[Worker], transports: Sequence[LoopbackTransport], logs: Sequence[Log] | None = None
+    rows: Sequence[Sequence[Action]],
+    workers: Sequence[Worker],
+    transports: Sequence[LoopbackTransport],
+    logs: Sequence[Log] | None = None,
 ) -> None:
     """Execute all positions of a schedule in one process, by turns.
 
@@ -99,7 +103,9 @@ def execute_together(
             while queues[position] and _ready(queues[position][0], transports[position]):
                 instruction = queues[position].pop(0)
                 moved = True
-                queues[position] += _step(instruction, machine, workers[position], transports[position], logs[position] if logs else None)
+                queues[position] += _step(
+                    instruction, machine, workers[position], transports[position], logs[position] if logs else None
+                )
         if not moved:
             raise deadlock(machines)
 
@@ -108,7 +114,9 @@ def _ready(instruction: Post | Run | Await, transport: LoopbackTransport) -> boo
     return not isinstance(instruction, Await) or transport.arrived(instruction.action)
 
 
-def _step(instruction: Post | Run | Await, machine: RankMachine, worker: Worker, transport: LoopbackTransport, log: Log | None) -> list[Post | Run | Await]:
+def _step(
+    instruction: Post | Run | Await, machine: RankMachine, worker: Worker, transport: LoopbackTransport, log: Log | None
+) -> list[Post | Run | Await]:
     action = instruction.action
     if isinstance(instruction, Post):
         transport.post(action, *worker.expected(action))

@@ -1,4 +1,4 @@
-"""Gradients of one backward: apart from earlier ones, summed over replicas and over the stages that share a parameter."""
+"""Gradients of one backward: kept apart from earlier ones, summed over all holders of a parameter."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ class GradientBook:
     def _buckets(self, names: Sequence[str]) -> list[list[str]]:
         buckets: list[list[str]] = []
         size, dtype = 0, None
-        for name in sorted((n for n in names if n in self._parameters and self._parameters[n].requires_grad), key=lambda n: str(self._parameters[n].dtype)):
+        for name in sorted(
+            (n for n in names if n in self._parameters and self._parameters[n].requires_grad),
+            key=lambda n: str(self._parameters[n].dtype),
+        ):
             parameter = self._parameters[name]
             if not buckets or parameter.dtype != dtype or size > BUCKET_BYTES:
                 buckets.append([])
@@ -93,7 +96,12 @@ class GradientBook:
         flat = torch.cat([flags, *parts])
         transport.all_reduce(flat, ranks)
         at = len(names)
-        for parameter, part, found in zip(parameters, parts, flat[: len(names)].real.tolist() if flat.is_complex() else flat[: len(names)].tolist(), strict=True):
+        for parameter, part, found in zip(
+            parameters,
+            parts,
+            flat[: len(names)].real.tolist() if flat.is_complex() else flat[: len(names)].tolist(),
+            strict=True,
+        ):
             if found:
                 parameter.grad = flat[at : at + part.numel()].view_as(parameter).clone()
             at += part.numel()

@@ -1,8 +1,8 @@
 """The user's loss function in the fused loop: proved additive over microbatches, or evaluated on the whole batch.
 
-The function is traced like a model whose inputs are the outputs and the target.  If its result is a mean, a counted mean or a sum over the
-rows of the batch (and linear from there), the microbatches' losses may be computed apart and weighted exactly.  Otherwise the outputs of the
-whole batch are gathered first.
+The function is traced like a model whose inputs are the outputs and the target.  If its result is a mean, a counted
+mean or a sum over the rows of the batch (and linear from there), the microbatches' losses may be computed apart and
+weighted exactly.  Otherwise the outputs of the whole batch are gathered first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from partita.errors import CaptureError
 from partita.runtime.results import flatten, part_weight, tensor_leaves, unflatten
 from partita.runtime.rows import Chunk
 from partita.runtime.worker import LossPart
-from partita.tracer.capture import Rows, Traced, Tracer, find_rows
+from partita.tracer.capture import Rows, Traced, Tracer
 from partita.tracer.program import Environment, refs
 from partita.tracer.rows import WHOLE, Join
 from partita.tracer.signature import signature_of
@@ -74,15 +74,17 @@ class AdditiveLoss:
             return target
         template, tensors = flatten(target)
         dims = self.rows.dims[self.num_outputs :]
-        parts = [t if d is None else t.narrow(d, chunk[0], chunk[1] - chunk[0]) for t, d in zip(tensors, dims, strict=True)]
+        parts = [
+            t if d is None else t.narrow(d, chunk[0], chunk[1] - chunk[0]) for t, d in zip(tensors, dims, strict=True)
+        ]
         return unflatten(template, parts)
 
 
 def loss_part(value: torch.Tensor, join: Join, env: Environment, chunk: Chunk | None, total_rows: int) -> LossPart:
     """Return a microbatch's loss with its weight and its share of the normaliser.
 
-    Rows are normalised beforehand.  Counted means are relative to as many targets as there can be, so that the gradients
-    keep the loss' magnitude until the total is known.
+    Rows are normalised beforehand.  Counted means are relative to as many targets as there can be, so that the
+    gradients keep the loss' magnitude until the total is known.
 
     Args:
         value: The microbatch's loss.
@@ -122,7 +124,9 @@ class LossBook:
         """Evaluate the loss as written."""
         return total_loss(self.function(output, target))
 
-    def additive(self, output: Any, joins: Sequence[Join], target: Any, agree: Callable[[Callable[[], bool]], bool]) -> AdditiveLoss | None:
+    def additive(
+        self, output: Any, joins: Sequence[Join], target: Any, agree: Callable[[Callable[[], bool]], bool]
+    ) -> AdditiveLoss | None:
         """Return the loss as a sum over microbatches, or None if it must see the whole batch.
 
         Args:
@@ -137,7 +141,9 @@ class LossBook:
             self._known[key] = self._decide(output, joins, target, agree)
         return self._known[key]
 
-    def _decide(self, output: Any, joins: Sequence[Join], target: Any, agree: Callable[[Callable[[], bool]], bool]) -> AdditiveLoss | None:
+    def _decide(
+        self, output: Any, joins: Sequence[Join], target: Any, agree: Callable[[Callable[[], bool]], bool]
+    ) -> AdditiveLoss | None:
         outputs, targets = tensor_leaves(output), tensor_leaves(target)
         signature, _ = signature_of((output, target), {})
         axis = next(((i, j.dim) for i, j in enumerate(joins) if j.how == "rows"), None)
@@ -170,7 +176,9 @@ class LossBook:
         """Evaluate one microbatch's loss."""
         piece = loss.target_part(target, chunk)
         value = self.whole(output, piece)
-        env = environment(loss.traced.program, self._module, (*(t.detach() for t in tensor_leaves(output)), *tensor_leaves(piece)))
+        env = environment(
+            loss.traced.program, self._module, (*(t.detach() for t in tensor_leaves(output)), *tensor_leaves(piece))
+        )
         if loss.join.how == "count":
             env.run(_needed_for(loss, env))
         return loss_part(value, loss.join, env, chunk, total_rows)

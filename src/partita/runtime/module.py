@@ -26,10 +26,14 @@ class _Outputs(torch.autograd.Function):
     """Connects the results of a forward with the backward of all stages."""
 
     @staticmethod
-    def forward(ctx: Any, owner: Any, state: Forward, results: Results, _anchor: torch.Tensor, *_inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, owner: Any, state: Forward, results: Results, _anchor: torch.Tensor, *_inputs: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         ctx.owner, ctx.state = owner, state
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(t for t, wants in zip(results.tensors, results.requires_grad, strict=True) if not wants))
+        ctx.mark_non_differentiable(
+            *(t for t, wants in zip(results.tensors, results.requires_grad, strict=True) if not wants)
+        )
         return results.tensors
 
     @staticmethod
@@ -43,7 +47,9 @@ class _Loss(torch.autograd.Function):
     """A loss whose backward has run: it only scales and accumulates the gradients."""
 
     @staticmethod
-    def forward(ctx: Any, owner: Any, fresh: Mapping[str, torch.Tensor], _anchor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, owner: Any, fresh: Mapping[str, torch.Tensor], _anchor: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         ctx.owner, ctx.fresh = owner, fresh
         return value.view_as(value)
 
@@ -64,7 +70,7 @@ class _Closed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_gradients: torch.Tensor) -> None:
         raise ExecutionError(
-            f"a gradient reached the result {ctx.path!r}, but the call has already run the backward of the model's own loss",
+            f"a gradient reached the result {ctx.path!r}, but the call has already run the backward of the model's loss",
             hint="call the model in a form that does not return its loss, and compute the whole loss outside",
         )
 
@@ -72,8 +78,8 @@ class _Closed(torch.autograd.Function):
 class ParallelModule(nn.Module):
     """A planned model: called, trained, saved and inspected like the user's own.
 
-    Names, shapes and types are those of the user's model on every rank.  Parameters that live elsewhere are on the meta device and have no
-    gradient.
+    Names, shapes and types are those of the user's model on every rank.  Parameters that live elsewhere are on the meta
+    device and have no gradient.
 
     Attributes:
         plan: What runs where.
@@ -82,13 +88,24 @@ class ParallelModule(nn.Module):
         data_degree: Into how many parts the data is divided.
     """
 
-    def __init__(self, *, root: nn.Module, plan: Plan, world: World, engine: Engine, variants: Variants, keeper: StateKeeper, loss_fn: Callable[[Any, Any], Any] | None) -> None:
+    def __init__(
+        self,
+        *,
+        root: nn.Module,
+        plan: Plan,
+        world: World,
+        engine: Engine,
+        variants: Variants,
+        keeper: StateKeeper,
+        loss_fn: Callable[[Any, Any], Any] | None,
+        show: Callable[[Plan], str] = Plan.explain,
+    ) -> None:
         super().__init__()
         for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[table] = getattr(root, table)  # the tree *is* the user's tree: names without a prefix
         self.training = root.training
         object.__setattr__(self, "_engine", engine)
-        self._variants, self._keeper, self._world = variants, keeper, world
+        self._variants, self._keeper, self._world, self._show = variants, keeper, world, show
         self._losses = None if loss_fn is None else LossBook(loss_fn, world.device)
         self._anchor = torch.zeros((), requires_grad=True)
         self.plan = plan
@@ -164,10 +181,15 @@ class ParallelModule(nn.Module):
         fresh, value, state = self.engine.run_schedule(call, layout, model_loss(call, name), self.plan.schedule.name)
         loss = _Loss.apply(self, fresh, self._anchor, value)  # type: ignore[no-untyped-call]
         results = self.engine.publish(state, skip=frozenset({name}))
-        tensors = [_Closed.apply(str(i), self._anchor, t) if wants else t for i, (t, wants) in enumerate(zip(results.tensors, results.requires_grad, strict=True))]  # type: ignore[no-untyped-call]
+        tensors = [
+            _Closed.apply(str(i), self._anchor, t) if wants else t  # type: ignore[no-untyped-call]
+            for i, (t, wants) in enumerate(zip(results.tensors, results.requires_grad, strict=True))
+        ]
         return self.engine.assemble(state, tensors, {name: loss})
 
-    def train_step(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, target: Any = None) -> torch.Tensor:
+    def train_step(
+        self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, target: Any = None
+    ) -> torch.Tensor:
         """Run one forward and backward of the whole batch; gradients accumulate in ``.grad``.
 
         Args:
@@ -184,11 +206,11 @@ class ParallelModule(nn.Module):
         kwargs = dict(kwargs or {})
         if self._losses is None:
             loss = self._own_loss(self(*args, **kwargs))
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             return loss.detach()
         if self._alone:
             loss = self._losses.whole(self._root(*args, **kwargs), target)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             return loss.detach()
         self._keeper.check_loaded()
         call = self._variants.prepare(args, kwargs)
@@ -196,7 +218,7 @@ class ParallelModule(nn.Module):
         if additive is None:
             loss = self._losses.whole(self._forward_outside(call), target)
             if loss.requires_grad:
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
             return loss.detach()
         program, losses = call.variant.traced.program, self._losses
 
@@ -220,7 +242,7 @@ class ParallelModule(nn.Module):
         if traced.recording is None or rows is None:
             return None
         output = traced.result_stand_ins(tuple(tuple(t.shape) for t in call.tensors))
-        names = [n for n in refs(traced.program.result)]
+        names = refs(traced.program.result)
         joins = joins_for(names, rows.joins)
         if len(tensor_leaves(output)) != len(names):
             return None
@@ -232,7 +254,9 @@ class ParallelModule(nn.Module):
         if isinstance(result, dict) and "loss" in result:
             found = result["loss"]
         if not isinstance(found, torch.Tensor) or found.numel() != 1:
-            raise ExecutionError("train_step needs a loss", hint="pass loss_fn to auto_parallelize, or let the model return its loss")
+            raise ExecutionError(
+                "train_step needs a loss", hint="pass loss_fn to auto_parallelize, or let the model return its loss"
+            )
         return total_loss(found)
 
     # -- gradients -----------------------------------------------------------------------------------------------------
@@ -240,7 +264,9 @@ class ParallelModule(nn.Module):
         """Return every parameter's gradient, whole and on the CPU, on every rank (a collective call)."""
         return self._keeper.full_grads()
 
-    def gradient_norm(self, norm_type: float = 2.0, *, gradients: list[torch.Tensor] | None = None, error_if_nonfinite: bool = False) -> torch.Tensor:
+    def gradient_norm(
+        self, norm_type: float = 2.0, *, gradients: list[torch.Tensor] | None = None, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
         """Return the norm of the whole model's gradient, equal on every rank (a collective call).
 
         Args:
@@ -255,10 +281,14 @@ class ParallelModule(nn.Module):
         owned = [g for g in self._keeper.owned_gradients() if chosen is None or id(g) in chosen]
         norm = norms.global_norm(owned, norm_type, self._world.device, self._world.size > 1)
         if error_if_nonfinite and not bool(torch.isfinite(norm)):
-            raise RuntimeError(f"the gradient norm of order {norm_type} is {float(norm)}, so gradients cannot be clipped")
+            raise RuntimeError(
+                f"the gradient norm of order {norm_type} is {float(norm)}, so gradients cannot be clipped"
+            )
         return norm.to(torch.float32)
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> torch.Tensor:
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
         """Scale the gradients so that the whole model's norm is at most ``max_norm``; return the norm before.
 
         A collective call: every rank gets the same norm and the same factor.
@@ -294,6 +324,4 @@ class ParallelModule(nn.Module):
 
     def describe(self) -> str:
         """Return the plan as text, for people."""
-        from partita.report.build import report  # noqa: PLC0415
-
-        return str(report(self.plan))
+        return self._show(self.plan)

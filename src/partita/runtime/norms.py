@@ -1,7 +1,8 @@
 """The gradient norm of the whole model, also for people who call torch's own function.
 
-``torch.nn.utils.clip_grad_norm_(pm.parameters(), ...)`` sees only the local gradients.  So that it never clips by a local norm, torch's inner
-norm function is replaced, once a model spans several ranks, by one that recognises such gradients and computes the norm over all ranks.
+``torch.nn.utils.clip_grad_norm_(pm.parameters(), ...)`` sees only the local gradients.  So that it never clips by a
+local norm, torch's inner norm function is replaced, once a model spans several ranks, by one that recognises such
+gradients and computes the norm over all ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from torch.nn.utils import clip_grad
 
 def local_power_sum(gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
     """Return the sum of ``|g|**norm_type`` (the maximum for infinity) as a float64 scalar."""
-    parts = [torch.linalg.vector_norm(g.detach(), norm_type, dtype=None if g.is_complex() else torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+    parts = [
+        torch.linalg.vector_norm(
+            g.detach(), norm_type, dtype=None if g.is_complex() else torch.promote_types(g.dtype, torch.float32)
+        )
+        for g in gradients
+    ]
     if not parts:
         return torch.zeros((), dtype=torch.float64, device=device)
     norms = torch.stack([p.to(device=device, dtype=torch.float64) for p in parts])
@@ -70,7 +76,9 @@ def watch(model: Any) -> None:
         clip_grad._get_total_norm = _total_norm
 
 
-def _total_norm(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None) -> torch.Tensor:
+def _total_norm(
+    tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+) -> torch.Tensor:
     gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     model = _REGISTRY.owner_of(gradients)
     assert _REGISTRY.original is not None

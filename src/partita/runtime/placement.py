@@ -67,7 +67,10 @@ def place(layout: StageMap, plan: Plan, model: nn.Module) -> Placement:
 
 def holders(program: Program, placement: Placement) -> dict[str, tuple[int, ...]]:
     """Return for each parameter and buffer value of a program the stages that hold it."""
-    return {value: placement.stages[next(n for n in names if n in placement.stages)] for value, names in program.tensors.items()}
+    return {
+        value: placement.stages[next(n for n in names if n in placement.stages)]
+        for value, names in program.tensors.items()
+    }
 
 
 def live_model(model: nn.Module, placement: Placement, rank: int, device: torch.device) -> nn.Module:

@@ -69,7 +69,7 @@ def join_chunks(values: Sequence[Any], join: Join, weights: Sequence[float]) -> 
 
 
 def _join(parts: Sequence[torch.Tensor], join: Join, weights: Sequence[float]) -> torch.Tensor:
-    """Concatenate rows; take the first of equal parts; otherwise sum by weight, leaving the normalisation to the end."""
+    """Concatenate rows; take the first of equal parts; otherwise sum by weight, to be normalised at the end."""
     if join.how == "rows":
         return parts[0] if len(parts) == 1 else torch.cat(list(parts), join.dim)
     if join.how == "whole":
@@ -120,16 +120,26 @@ class Publisher:
             return list(mine)
         described = self._known.get((owner, key)) if key is not None else None
         if described is None:
-            box: list[Any] = [None if mine is None else [(p.template, [Form.of(t) for t in p.tensors], p.requires_grad) for p in mine]]
+            box: list[Any] = [
+                None if mine is None else [(p.template, [Form.of(t) for t in p.tensors], p.requires_grad) for p in mine]
+            ]
             dist.broadcast_object_list(box, src=owner)
             described = box[0]
             if key is not None:
                 self._known[owner, key] = described
-        weights = torch.tensor([p.weight for p in mine] if mine is not None else [0.0] * len(described), dtype=torch.float64, device=self._world.device)
+        weights = torch.tensor(
+            [p.weight for p in mine] if mine is not None else [0.0] * len(described),
+            dtype=torch.float64,
+            device=self._world.device,
+        )
         dist.broadcast(weights, src=owner)
         found = []
         for i, (template, forms, flags) in enumerate(described):
-            tensors = [f.empty(self._world.device) for f in forms] if mine is None else [t.contiguous() for t in mine[i].tensors]
+            tensors = (
+                [f.empty(self._world.device) for f in forms]
+                if mine is None
+                else [t.contiguous() for t in mine[i].tensors]
+            )
             for tensor in tensors:
                 if tensor.numel():
                     dist.broadcast(torch.view_as_real(tensor) if tensor.is_complex() else tensor, src=owner)
@@ -146,7 +156,9 @@ def part_weight(join: Join | None, env: Environment, chunk: Chunk | None) -> flo
     return float(chunk[1] - chunk[0]) if join.how == "mean" else 1.0
 
 
-def chunk_gradient(gradient: torch.Tensor | None, join: Join, chunk: Chunk | None, rows: int, weight: float, total: float, first: bool) -> torch.Tensor | None:
+def chunk_gradient(
+    gradient: torch.Tensor | None, join: Join, chunk: Chunk | None, rows: int, weight: float, total: float, first: bool
+) -> torch.Tensor | None:
     """Return the part of a result's gradient that belongs to one microbatch.
 
     Args:

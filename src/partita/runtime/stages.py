@@ -1,8 +1,8 @@
 """Which steps of a program each stage runs, and what crosses between stages.
 
-The plan was made for one captured call.  Other calls of the same model (evaluation, another shape, another flag) have programs of their own;
-their steps follow the placement of the parameters: the same call of the same module runs where it ran in the plan, and glue runs as early as
-its operands allow.
+The plan was made for one captured call.  Other calls of the same model (evaluation, another shape, another flag) have
+programs of their own; their steps follow the placement of the parameters: the same call of the same module runs where
+it ran in the plan, and glue runs as early as its operands allow.
 """
 
 from __future__ import annotations
@@ -48,7 +48,12 @@ class StageMap:
 
     def tensors_of(self, stage: int) -> set[str]:
         """Return the value names of the parameters and buffers that a stage reads or replaces."""
-        written = {value for name in self.program.buffer_writes for value, names in self.program.tensors.items() if name in names}
+        written = {
+            value
+            for name in self.program.buffer_writes
+            for value, names in self.program.tensors.items()
+            if name in names
+        }
         read = {name for step in self.steps[stage] for name in step.reads if name in self.program.tensors}
         last = {w for w in written if self._writer(w) == stage}
         return read | last
@@ -63,14 +68,22 @@ class StageMap:
 
 def planned_stages(program: Program, plan: Plan) -> dict[int, int]:
     """Return the stage of every step that is not recomputed, as the plan says."""
-    stage_of = {item: stage.index for stage in plan.stages for item in stage.items if not program.steps[item].replicable}
+    stage_of = {
+        item: stage.index for stage in plan.stages for item in stage.items if not program.steps[item].replicable
+    }
     missing = [step.name for step in program.steps if not step.replicable and step.id not in stage_of]
     if missing:
         raise ExecutionError(f"the plan places no stage for {missing[0]!r}", hint="make the plan again for this model")
     return stage_of
 
 
-def follow_stages(program: Program, base: Program, base_stages: Mapping[int, int], holders: Mapping[str, Sequence[int]], num_stages: int) -> dict[int, int]:
+def follow_stages(
+    program: Program,
+    base: Program,
+    base_stages: Mapping[int, int],
+    holders: Mapping[str, Sequence[int]],
+    num_stages: int,
+) -> dict[int, int]:
     """Place the steps of another call of the same model.
 
     Args:
@@ -86,7 +99,9 @@ def follow_stages(program: Program, base: Program, base_stages: Mapping[int, int
     Raises:
         ExecutionError: If a step would have to run before one of its operands is there.
     """
-    known = {(step.kind, step.name, str(step.target)): base_stages[step.id] for step in base.steps if step.id in base_stages}
+    known = {
+        (step.kind, step.name, str(step.target)): base_stages[step.id] for step in base.steps if step.id in base_stages
+    }
     found: dict[int, int] = {}
     made: dict[str, int] = {}
     for step in program.steps:
@@ -99,8 +114,8 @@ def follow_stages(program: Program, base: Program, base_stages: Mapping[int, int
         choice = wanted if wanted in allowed and wanted >= lowest else next((s for s in allowed if s >= lowest), None)
         if choice is None:
             raise ExecutionError(
-                f"{step.name!r} needs values of stage {lowest} and parameters that only stages {allowed or 'apart from each other'} hold",
-                hint="this call of the model takes another path than the planned one; give both as examples, or plan without pipeline stages",
+                f"{step.name!r} needs values of stage {lowest}, but its parameters are on stages {allowed or 'apart'}",
+                hint="this call takes another path than the planned one: give both as examples, or plan with Search(pp=1)",
             )
         found[step.id] = choice
         for name in step.writes:
@@ -108,13 +123,16 @@ def follow_stages(program: Program, base: Program, base_stages: Mapping[int, int
     for group in colocated_items(program):
         if len({found[i] for i in group if i in found}) > 1:
             raise ExecutionError(
-                f"{program.steps[group[0]].name!r} changes a value in place that {program.steps[group[-1]].name!r} reads on another stage",
+                f"{program.steps[group[0]].name!r} changes a value in place "
+                f"that {program.steps[group[-1]].name!r} reads on another stage",
                 hint="this call of the model takes another path than the planned one",
             )
     return found
 
 
-def lay_out(program: Program, stage_of: Mapping[int, int], num_stages: int, *, last_reads: Iterable[str] = ()) -> StageMap:
+def lay_out(
+    program: Program, stage_of: Mapping[int, int], num_stages: int, *, last_reads: Iterable[str] = ()
+) -> StageMap:
     """Lay a program out over the stages.
 
     Args:
@@ -147,7 +165,9 @@ def lay_out(program: Program, stage_of: Mapping[int, int], num_stages: int, *, l
         for name in sorted((n for n in needs[target] if n in made and home[n] != target), key=order.__getitem__):
             key = (home[name], target)
             edges[key] = (*edges.get(key, ()), name)
-    received = tuple(tuple(n for (_, t), names in sorted(edges.items()) if t == stage for n in names) for stage in range(num_stages))
+    received = tuple(
+        tuple(n for (_, t), names in sorted(edges.items()) if t == stage for n in names) for stage in range(num_stages)
+    )
     copied = tuple(frozenset(_changed(program, steps[stage], received[stage])) for stage in range(num_stages))
     return StageMap(program, tuple(steps), edges, home, received, copied)
 

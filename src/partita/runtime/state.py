@@ -56,12 +56,18 @@ class StateKeeper:
     # -- gradients -----------------------------------------------------------------------------------------------------
     def owned_gradients(self) -> list[torch.Tensor]:
         """Return the local gradients that this rank counts for everybody."""
-        return [p.grad for n, p in self._root.named_parameters() if p.grad is not None and self._owner(n) == self._world.rank]
+        return [
+            p.grad
+            for n, p in self._root.named_parameters()
+            if p.grad is not None and self._owner(n) == self._world.rank
+        ]
 
     def full_grads(self) -> dict[str, torch.Tensor | None]:
         """Return every gradient on every rank, on the CPU."""
         parameters = dict(self._root.named_parameters())
-        present = torch.tensor([p.grad is not None for p in parameters.values()], dtype=torch.int32, device=self._world.device)
+        present = torch.tensor(
+            [p.grad is not None for p in parameters.values()], dtype=torch.int32, device=self._world.device
+        )
         if self._world.size > 1:
             dist.all_reduce(present, op=dist.ReduceOp.MAX)
         found: dict[str, torch.Tensor | None] = {}
@@ -73,7 +79,11 @@ class StateKeeper:
     def _whole(self, tensor: torch.Tensor | None, like: torch.Tensor, owner: int) -> torch.Tensor:
         """Broadcast a tensor from its owner; return it on the CPU."""
         if self._world.size > 1:
-            data = tensor.detach().contiguous() if owner == self._world.rank and tensor is not None else torch.empty(like.shape, dtype=like.dtype, device=self._world.device)
+            data = (
+                tensor.detach().contiguous()
+                if owner == self._world.rank and tensor is not None
+                else torch.empty(like.shape, dtype=like.dtype, device=self._world.device)
+            )
             if data.numel():
                 dist.broadcast(torch.view_as_real(data) if data.is_complex() else data, src=owner)
             tensor = data

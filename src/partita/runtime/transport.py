@@ -1,8 +1,8 @@
 """Move messages between pipeline positions: real process groups, and a loopback in one process.
 
-A message is a list of values (tensors, None and plain numbers) that one stage sends to another for one microbatch.  Its *form* (which values
-are there, their shapes, dtypes and whether they need a gradient) travels in a header the first time; a message whose form is already known to
-both ends by its key is sent without.
+A message is a list of values (tensors, None and plain numbers) that one stage sends to another for one microbatch.
+Its *form* (which values are there, their shapes, dtypes and whether they need a gradient) travels in a header the
+first time; a message whose form is already known to both ends by its key is sent without.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from partita.schedules.machine import other_end
 
 Value = torch.Tensor | bool | int | float | None
 _DTYPES: tuple[torch.dtype, ...] = (
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
-    torch.complex64, torch.complex128,
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
 )  # fmt: skip
 _MAX_DIMS = 10
 _WIDTH = 4 + _MAX_DIMS
@@ -54,7 +54,11 @@ class Form:
         if value is None:
             return cls(_NONE)
         if isinstance(value, bool | int | float):
-            bits = torch.tensor(float(value), dtype=torch.float64).view(torch.int64) if isinstance(value, float) else torch.tensor(int(value))
+            bits = (
+                torch.tensor(float(value), dtype=torch.float64).view(torch.int64)
+                if isinstance(value, float)
+                else torch.tensor(int(value))
+            )
             return cls(_NUMBER, [bool, int, float].index(type(value)), False, (int(bits),))
         if value.dtype not in _DTYPES or value.ndim > _MAX_DIMS or value.is_sparse:
             raise TransportError(
@@ -65,7 +69,14 @@ class Form:
 
     def row(self) -> list[int]:
         """Return the form as a fixed number of integers."""
-        return [self.kind, self.dtype, int(self.requires_grad), len(self.shape), *self.shape, *[0] * (_MAX_DIMS - len(self.shape))]
+        return [
+            self.kind,
+            self.dtype,
+            int(self.requires_grad),
+            len(self.shape),
+            *self.shape,
+            *[0] * (_MAX_DIMS - len(self.shape)),
+        ]
 
     @classmethod
     def from_row(cls, row: Sequence[int]) -> Form:
@@ -74,7 +85,7 @@ class Form:
 
     def number(self) -> Value:
         """Return the value of a number's form."""
-        if self.dtype == 2:  # noqa: PLR2004  (float)
+        if self.dtype == 2:
             return float(torch.tensor(self.shape[0]).view(torch.float64))
         return bool(self.shape[0]) if self.dtype == 0 else self.shape[0]
 
@@ -99,8 +110,8 @@ class Received:
 class Transport(Protocol):
     """Carries messages and sums for one pipeline position.
 
-    A conforming transport delivers every message unchanged to its other end, never blocks in `send` or `post`, and gives
-    the same sum to every rank of a reduction.
+    A conforming transport delivers every message unchanged to its other end, never blocks in `send` or `post`, and
+    gives the same sum to every rank of a reduction.
     """
 
     def send(self, action: Action, values: Sequence[Value], key: Hashable | None) -> None:
@@ -168,7 +179,9 @@ class ProcessGroupTransport:
         forms = [Form.of(value) for value in values]
         known = None if key is None else self._known.get((str(action), key))
         if known is not None and known != forms:
-            raise TransportError(f"the message {action} changed its form from {known} to {forms}", hint="please report this model")
+            raise TransportError(
+                f"the message {action} changed its form from {known} to {forms}", hint="please report this model"
+            )
         if known is None:
             header = torch.tensor([form.row() for form in forms], dtype=torch.int64, device=self._device)
             self._sends.append((dist.isend(header, peer, tag=tag), header))
@@ -209,7 +222,9 @@ class ProcessGroupTransport:
                 if pending.key is not None:
                     self._known[(str(action), pending.key)] = forms
                 self._receive(pending, forms)
-        values = tuple(f.number() if f.kind == _NUMBER else t for f, t in zip(pending.forms, pending.tensors, strict=True))
+        values = tuple(
+            f.number() if f.kind == _NUMBER else t for f, t in zip(pending.forms, pending.tensors, strict=True)
+        )
         return Received(values, tuple(f.requires_grad for f in pending.forms))
 
     def all_reduce(self, tensor: torch.Tensor, ranks: Sequence[int]) -> None:
@@ -274,7 +289,9 @@ class LoopbackTransport:
             TransportError: If it has not been sent.
         """
         if action not in self._mailbox.messages:
-            raise TransportError(f"{action} was awaited before its message was sent", hint="drive loopback positions by turns")
+            raise TransportError(
+                f"{action} was awaited before its message was sent", hint="drive loopback positions by turns"
+            )
         return self._mailbox.messages.pop(action)
 
     def all_reduce(self, tensor: torch.Tensor, ranks: Sequence[int]) -> None:

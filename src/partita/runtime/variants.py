@@ -71,7 +71,9 @@ class Variants:
         live: The live module tree, for flags.
     """
 
-    def __init__(self, captured: Captured, plan: Plan, stage_of: Mapping[int, int], placement: Placement, live: nn.Module) -> None:
+    def __init__(
+        self, captured: Captured, plan: Plan, stage_of: Mapping[int, int], placement: Placement, live: nn.Module
+    ) -> None:
         self._tracer: Tracer = captured.tracer
         self._plan = plan
         self._base, self._base_rows = captured.traced, captured.rows
@@ -137,7 +139,10 @@ class Variants:
         if rows is not None:
             for number in range(wanted, 0, -1):
                 cut = cut_rows(total, degree, number)
-                if all(self._holds(variant, tensors, rows, chunk) for chunk in {c[1] - c[0]: c for part in cut for c in part}.values()):
+                if all(
+                    self._holds(variant, tensors, rows, chunk)
+                    for chunk in {c[1] - c[0]: c for part in cut for c in part}.values()
+                ):
                     chunks = [list(part) for part in cut]
                     break
         key = None if variant.traced.program.dynamic else (variant.number, shapes)
@@ -145,7 +150,10 @@ class Variants:
 
     def _holds(self, variant: Variant, tensors: tuple[torch.Tensor, ...], rows: Rows, chunk: Chunk) -> bool:
         """Whether the variant's program is valid for a chunk of this size."""
-        part = tuple(t if d is None else t.narrow(d, chunk[0], chunk[1] - chunk[0]) for t, d in zip(tensors, rows.dims, strict=True))
+        part = tuple(
+            t if d is None else t.narrow(d, chunk[0], chunk[1] - chunk[0])
+            for t, d in zip(tensors, rows.dims, strict=True)
+        )
         shapes = tuple(tuple(t.shape) for t in part)
         program = variant.traced.program
         if program.sizes.holds(shapes):

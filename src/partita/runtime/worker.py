@@ -22,7 +22,6 @@ from partita.tracer.rows import Join
 from partita.tracer.tree import leaves
 
 
-
 @dataclass(frozen=True, eq=False, slots=True)
 class LossPart:
     """One microbatch's loss.
@@ -59,7 +58,10 @@ class CallInputs:
     def part(self, microbatch: int) -> tuple[torch.Tensor, ...]:
         """Return one microbatch's tensors; those that need a gradient are leaves of their own."""
         chunk = self.chunks[microbatch]
-        parts = [t if chunk is None or d is None else t.narrow(d, chunk[0], chunk[1] - chunk[0]) for t, d in zip(self.tensors, self.dims, strict=True)]
+        parts = [
+            t if chunk is None or d is None else t.narrow(d, chunk[0], chunk[1] - chunk[0])
+            for t, d in zip(self.tensors, self.dims, strict=True)
+        ]
         return tuple(p.detach().requires_grad_() if p.requires_grad else p for p in parts)
 
 
@@ -246,7 +248,9 @@ class StageWorker:
                 self.input_grads[place] = tensor.grad if known is None else known + tensor.grad
 
     @staticmethod
-    def _roots(kept: _Kept, gradients: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    def _roots(
+        kept: _Kept, gradients: Mapping[str, torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
         pairs: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         if kept.loss is not None and kept.loss.requires_grad:
             pairs.append((kept.loss, None))

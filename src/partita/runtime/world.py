@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -75,28 +74,6 @@ class World:
         if key not in self._groups:
             self._groups[key] = None if len(key) == self.size else dist.new_group(list(key))
         return self._groups[key]
-
-
-def together(world: World, action: Callable[[], T]) -> T:
-    """Run an action on every rank; if it fails on any, every rank raises the first rank's error.
-
-    Args:
-        world: The ranks.
-        action: Must not communicate.
-
-    Returns:
-        This rank's result.
-    """
-    result: Any = None
-    failure: PartitaError | None = None
-    try:
-        result = action()
-    except PartitaError as error:
-        failure = error
-    failures = [pickle.loads(f) for f in world.gather(None if failure is None else pickle.dumps(failure)) if f is not None]
-    if failures:
-        raise failures[0] if failure is None else failure
-    return result  # type: ignore[no-any-return]
 
 
 def join_world() -> World:

@@ -1,7 +1,7 @@
 """Capture a model: trace, fold, find the batch axis, verify, lift.
 
-`Tracer` keeps a weightless copy of the model and can trace any call of it at any time; `Traced` is one traced call; `Rows` says how a call may
-be cut along the batch.  `capture_model` walks the whole way for a user's example.
+`Tracer` keeps a weightless copy of the model and can trace any call of it at any time; `Traced` is one traced call;
+`Rows` says how a call may be cut along the batch.  `capture_model` walks the whole way for a user's example.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def examples_of(example: Any) -> tuple[Example, ...]:
     """Return what a user passed as the example as one or more `Example`s.
 
     Args:
-        example: A tuple of positional arguments, a dict of keyword arguments, an `Example`, a tensor (the only argument),
-            or a list of `Example`s.
+        example: A tuple of positional arguments, a dict of keyword arguments, an `Example`, a tensor (the only
+            argument), or a list of `Example`s.
 
     Raises:
         TypeError: For anything else.
@@ -52,10 +52,15 @@ def examples_of(example: Any) -> tuple[Example, ...]:
         return (Example(args=example),)
     if isinstance(example, Mapping):
         return (Example(kwargs=example),)
-    if isinstance(example, list) and example and all(isinstance(e, Example | tuple | Mapping | torch.Tensor) for e in example):
+    if (
+        isinstance(example, list)
+        and example
+        and all(isinstance(e, Example | tuple | Mapping | torch.Tensor) for e in example)
+    ):
         return tuple(e for entry in example for e in examples_of(entry))
     raise TypeError(
-        f"an example is a tuple of arguments, a dict of keyword arguments, a partita.Example or a list of them, not {type(example).__name__}"
+        f"an example is a tuple of arguments, a dict of keyword arguments, a partita.Example or a list of them, "
+        f"not {type(example).__name__}"
     )
 
 
@@ -128,7 +133,9 @@ class Traced:
     def scalars(self) -> frozenset[str]:
         """Values of the result that are 0-dim floating tensors."""
         values = {n: self._node_value(n) for n in refs(self.program.result)}
-        return frozenset(n for n, v in values.items() if isinstance(v, torch.Tensor) and v.ndim == 0 and v.is_floating_point())
+        return frozenset(
+            n for n, v in values.items() if isinstance(v, torch.Tensor) and v.ndim == 0 and v.is_floating_point()
+        )
 
     def _node_value(self, name: str) -> Any:
         if self.recording is None or self.folded is None:
@@ -194,7 +201,14 @@ class Tracer:
         for mine_p, live_p in zip(self.model.parameters(), model.parameters(), strict=True):
             mine_p.requires_grad_(live_p.requires_grad)
 
-    def trace(self, signature: Signature, tensors: tuple[torch.Tensor, ...], *, tied: tuple[tuple[int, int], ...] = (), whole: bool = True) -> Traced:
+    def trace(
+        self,
+        signature: Signature,
+        tensors: tuple[torch.Tensor, ...],
+        *,
+        tied: tuple[tuple[int, int], ...] = (),
+        whole: bool = True,
+    ) -> Traced:
         """Trace one call.
 
         Args:
@@ -222,13 +236,15 @@ class Tracer:
         return Traced(signature, shapes, folded.program, recording, folded, tied=tied)
 
 
-def find_rows(tracer: Tracer, traced: Traced, tensors: tuple[torch.Tensor, ...], model: nn.Module | None) -> tuple[Traced, Rows | None, str]:
+def find_rows(
+    tracer: Tracer, traced: Traced, tensors: tuple[torch.Tensor, ...], model: nn.Module | None
+) -> tuple[Traced, Rows | None, str]:
     """Find the batch axis of a call.
 
-    Candidates are the symbols of the inputs' axes, leading axes first.  A candidate is accepted if the structure allows to
-    put parts together and, where the weights are at hand, the parts of the example really give what the whole gives.
-    Inputs that the model never combines in one operator have symbols of their own; for them leading axes of equal size are
-    tried as one, as a condition of the capture that every call has to meet.
+    Candidates are the symbols of the inputs' axes, leading axes first.  A candidate is accepted if the structure allows
+    to put parts together and, where the weights are at hand, the parts of the example really give what the whole gives.
+    Inputs that the model never combines in one operator have symbols of their own; for them leading axes of equal size
+    are tried as one, as a condition of the capture that every call has to meet.
 
     Args:
         tracer: Traces the call again with tied axes.
@@ -246,7 +262,12 @@ def find_rows(tracer: Tracer, traced: Traced, tensors: tuple[torch.Tensor, ...],
         return traced, None, f"{hooked} has gradient hooks, which see the gradient of the whole batch"
     reasons = []
     for symbol in batch_symbols(traced.recording):
-        axis = next((i, d) for i, axes in enumerate(traced.recording.sizes.axes) for d, axis in enumerate(axes) if axis == symbol)
+        axis = next(
+            (i, d)
+            for i, axes in enumerate(traced.recording.sizes.axes)
+            for d, axis in enumerate(axes)
+            if axis == symbol
+        )
         rows, problem = _try_axis(traced, axis, tensors, model)
         if rows is not None:
             return traced, rows, ""
@@ -267,10 +288,19 @@ def gradient_hooks(model: nn.Module) -> str:
     for path, module in model.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
             return path or "the model"
-    return next((n for n, p in model.named_parameters() if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)), "")
+    return next(
+        (
+            n
+            for n, p in model.named_parameters()
+            if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)
+        ),
+        "",
+    )
 
 
-def _try_axis(traced: Traced, axis: tuple[int, int], tensors: tuple[torch.Tensor, ...], model: nn.Module | None) -> tuple[Rows | None, str]:
+def _try_axis(
+    traced: Traced, axis: tuple[int, int], tensors: tuple[torch.Tensor, ...], model: nn.Module | None
+) -> tuple[Rows | None, str]:
     try:
         rows = traced.rows(axis)
     except CoupledError as error:
@@ -305,7 +335,7 @@ def graph_of(model: nn.Module, traced: Traced, rows: Rows | None, notes: tuple[s
     name, training = type(model).__name__, model.training
     if traced.recording is None or traced.folded is None:
         text = f"the model is kept whole: {traced.refusal}"
-        return whole_graph(name, traced.program, traced.shapes, training, (*notes, text), model)
+        return whole_graph(model, traced.program, traced.shapes, (*notes, text))
     analysis = None if rows is None else traced.analysis(rows.axis)
     batch_rows = None if rows is None else rows.count(traced.shapes)
     outputs = tuple(refs(traced.program.result))
@@ -357,7 +387,12 @@ def decide_alone(decide: Callable[[], Any]) -> Any:
 
 
 def capture_model(
-    model: nn.Module, example: Any, *, device: str = "cpu", verify: bool = True, agree: Callable[[Callable[[], Any]], Any] = decide_alone
+    model: nn.Module,
+    example: Any,
+    *,
+    device: str = "cpu",
+    verify: bool = True,
+    agree: Callable[[Callable[[], Any]], Any] = decide_alone,
 ) -> Captured:
     """Capture a model on a user's example.
 
@@ -379,7 +414,10 @@ def capture_model(
     tracer = Tracer(model, device)
     traced = tracer.trace(signature, tensors)
     live = model if has_weights(model) and not any(t.is_meta for t in tensors) else None
-    notes = [f"{path or 'the model'} is not folded: {reason}" for path, reason in (traced.folded.opened if traced.folded else {}).items()]
+    notes = [
+        f"{path or 'the model'} is not folded: {reason}"
+        for path, reason in (traced.folded.opened if traced.folded else {}).items()
+    ]
     best: list[Traced] = [traced]
 
     def decide() -> tuple[tuple[tuple[int, int], ...], tuple[int, int] | None, str]:

@@ -1,9 +1,10 @@
 """Fold recorded operators back to calls of the user's own modules.
 
-A call may be folded when its body touches nothing but its arguments, parameters, constants and sizes, and nothing of its body but its results
-is used outside: then running the user's module gives the same values, with its hooks, custom backward and flags right by construction.
-Containers of the cut candidates are opened, and every other call is folded as high up as possible.  What stands between the calls stays as
-operators.  This one check finds every tensor side channel: values stashed on ``self``, read by other layers, or gathered by hooks.
+A call may be folded when its body touches nothing but its arguments, parameters, constants and sizes, and nothing of
+its body but its results is used outside: then running the user's module gives the same values, with its hooks, custom
+backward and flags right by construction. Containers of the cut candidates are opened, and every other call is folded
+as high up as possible.  What stands between the calls stays as operators.  This one check finds every tensor side
+channel: values stashed on ``self``, read by other layers, or gathered by hooks.
 """
 
 from __future__ import annotations
@@ -23,9 +24,34 @@ from partita.tracer.record import Call, Recording, Ref
 from partita.tracer.sizes import Size, depends_on_values, expression_of
 from partita.tracer.tree import map_leaves, path_text
 
-_SILENT = {"_assert_scalar", "_assert_async", "_assert_tensor_metadata", "sym_constrain_range", "sym_constrain_range_for_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset"}
+_SILENT = {
+    "_assert_scalar",
+    "_assert_async",
+    "_assert_tensor_metadata",
+    "sym_constrain_range",
+    "sym_constrain_range_for_size",
+    "sym_size",
+    "sym_stride",
+    "sym_numel",
+    "sym_storage_offset",
+}
 BATCH_NORMS = {"batch_norm", "_native_batch_norm_legit", "native_batch_norm", "cudnn_batch_norm"}
-_COSTLY = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d", "convolution", "scaled_dot_product_attention", "lstm", "gru"}
+_COSTLY = {
+    "linear",
+    "matmul",
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "einsum",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "convolution",
+    "scaled_dot_product_attention",
+    "lstm",
+    "gru",
+}
 CANDIDATE_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 OPEN_SHARE = 1 / 8
 """A cut candidate that itself holds lists of modules is opened when it holds more than this share of all operators."""
@@ -33,7 +59,11 @@ OPEN_SHARE = 1 / 8
 
 def packet(target: Any) -> str:
     """Return the operator's name without namespace and overload, e.g. ``add_``."""
-    return target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
+    return (
+        target._schema.name.split("::")[-1]
+        if isinstance(target, torch._ops.OpOverload)
+        else getattr(target, "__name__", str(target))
+    )
 
 
 def is_random(node: fx.Node) -> bool:
@@ -89,12 +119,21 @@ class _Folder:
             root = self._in_place_root(n)
             if root is not None:
                 self.fixed[n.name] = root
-        self.moved_later = {s.name for n in nodes if _is_mutable(n) for s in n.all_input_nodes[:1]} | {n.name for n in nodes if _is_mutable(n)}
+        self.moved_later = {s.name for n in nodes if _is_mutable(n) for s in n.all_input_nodes[:1]} | {
+            n.name for n in nodes if _is_mutable(n)
+        }
         self.mentions, self.order = {}, {}
         self._walk(self.recording.root, 0)
-        self.names = {**{n: f"{'p' if n in self.recording.parameters else 'b'}:{names[0]}" for n, names in self.recording.tensors.items()}}
+        self.names = {
+            **{
+                n: f"{'p' if n in self.recording.parameters else 'b'}:{names[0]}"
+                for n, names in self.recording.tensors.items()
+            }
+        }
         self.names |= {n: f"c:{n}" for n in self.recording.constants}
-        self.names |= {n: self.names[root] for n, root in self.fixed.items() if n not in self.names}  # changed in place: the same tensor
+        self.names |= {
+            n: self.names[root] for n, root in self.fixed.items() if n not in self.names
+        }  # changed in place: the same tensor
 
     # -- the recorded graph --------------------------------------------------------------------------------------------
     def reads_of(self, node: fx.Node) -> list[str]:
@@ -132,12 +171,22 @@ class _Folder:
 
     def changed(self) -> set[str]:
         """Return the parameters and buffers that the call writes into, by node name."""
-        found = {self.fixed[n] for n in self.fixed if n not in self.recording.tensors and n not in self.recording.constants}
+        found = {
+            self.fixed[n] for n in self.fixed if n not in self.recording.tensors and n not in self.recording.constants
+        }
         for node in self.recording.nodes:
             if node.op == "call_function" and packet(node.target) in BATCH_NORMS and arguments_of(node).get("training"):
-                found |= {s.name for s in (arguments_of(node).get("running_mean"), arguments_of(node).get("running_var")) if isinstance(s, fx.Node)}
+                found |= {
+                    s.name
+                    for s in (arguments_of(node).get("running_mean"), arguments_of(node).get("running_var"))
+                    if isinstance(s, fx.Node)
+                }
         by_name = {name: node for node, names in self.recording.tensors.items() for name in names}
-        return {n for n in found | {by_name.get(name, "") for name in self.recording.buffer_writes} if n in self.recording.tensors}
+        return {
+            n
+            for n in found | {by_name.get(name, "") for name in self.recording.buffer_writes}
+            if n in self.recording.tensors
+        }
 
     # -- the fold check ------------------------------------------------------------------------------------------------
     def why_not(self, call: Call) -> str:
@@ -178,7 +227,9 @@ class _Folder:
             return True
         if call.path not in around:
             return False
-        inside_candidate = any(".".join(call.path.split(".")[:i]) in found for i in range(1, len(call.path.split(".")) + 1))
+        inside_candidate = any(
+            ".".join(call.path.split(".")[:i]) in found for i in range(1, len(call.path.split(".")) + 1)
+        )
         share = (call.end - call.start) / max(1, self.recording.root.end - self.recording.root.start)
         return not inside_candidate or share > OPEN_SHARE
 
@@ -218,7 +269,13 @@ class _Folder:
         nodes = self.recording.nodes[call.start : call.end]
         body = {n.name for n in nodes}
         foreign = [name for n in nodes for name in self.reads_of(n) if name in self.recording.tensors]
-        owned = [] if call.function else [node for node, names in self.recording.tensors.items() if any(_under(call.path, name) for name in names)]
+        owned = (
+            []
+            if call.function
+            else [
+                node for node, names in self.recording.tensors.items() if any(_under(call.path, name) for name in names)
+            ]
+        )
         moved = tuple((b, a) for b, a in call.moved)
         writes = [name for name in [*refs(call.result), *(a for _, a in moved)] if name in body]
         self._add(
@@ -241,17 +298,21 @@ class _Folder:
     def _glue(self, start: int, end: int, owner: Call) -> None:
         for i in range(start, end):
             node = self.recording.nodes[i]
-            if node.op == "call_function" and not self.is_size(node) and not self._is_region(node):
-                if node.target is not operator.getitem:
-                    self._op(node, i, owner)
+            skipped = self.is_size(node) or self._is_region(node) or node.target is operator.getitem
+            if node.op == "call_function" and not skipped:
+                self._op(node, i, owner)
 
     def _is_region(self, node: fx.Node) -> bool:
-        return packet(node.target) in _SILENT or packet(node.target) in {"_set_grad_enabled", "_enter_autocast", "_exit_autocast"}
+        return packet(node.target) in _SILENT or packet(node.target) in {
+            "_set_grad_enabled",
+            "_enter_autocast",
+            "_exit_autocast",
+        }
 
     def _op(self, node: fx.Node, i: int, owner: Call) -> None:
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CaptureError(
-                f"the glue of {owner.path or 'the model'!r} uses {packet(node.target)!r}, which cannot run outside its module",
+                f"the forward of {owner.path or 'the model'!r} uses {packet(node.target)!r}, which only runs as a whole",
                 hint="move it into a submodule of its own",
                 module=owner.path,
             )
@@ -261,7 +322,7 @@ class _Folder:
             result = [None] * len(node.meta["val"])
             for part in parts:
                 result[part.args[1]] = Ref(part.name)
-        moved = ()
+        moved: tuple[tuple[str, str], ...] = ()
         if _is_mutable(node) and isinstance(node.args[0], fx.Node):
             moved = ((node.args[0].name, node.name),)
         reads = self.reads_of(node)
@@ -316,13 +377,16 @@ class _Folder:
         return self._regions
 
     def _add(self, **fields: Any) -> None:
-        rename = lambda _path, leaf: Ref(self.names.get(leaf.name, leaf.name)) if isinstance(leaf, Ref) else leaf  # noqa: E731
-        named = lambda names: tuple(dict.fromkeys(self.names.get(n, n) for n in names))  # noqa: E731
+        def name(node: str) -> str:
+            return self.names.get(node, node)
+
         for key in ("args", "kwargs", "result"):
-            fields[key] = map_leaves(rename, fields[key])
+            fields[key] = map_leaves(
+                lambda _path, leaf: Ref(name(leaf.name)) if isinstance(leaf, Ref) else leaf, fields[key]
+            )
         for key in ("reads", "writes"):
-            fields[key] = named(fields[key])
-        fields["moved"] = tuple((self.names.get(b, b), self.names.get(a, a)) for b, a in fields["moved"])
+            fields[key] = tuple(dict.fromkeys(name(n) for n in fields[key]))
+        fields["moved"] = tuple((name(b), name(a)) for b, a in fields["moved"])
         self.steps.append(Step(id=len(self.steps), **fields))
 
 
@@ -344,7 +408,8 @@ def _plain_containers(tree: Any) -> Any:
 
 def node_regions(recording: Recording) -> Iterator[tuple[bool, tuple[Any, ...]]]:
     """Yield for every node the grad mode and the autocast regions that the model's own code set around it."""
-    grad, autocast = True, []
+    grad = True
+    autocast: list[Any] = []
     for node in recording.nodes:
         yield grad, tuple(autocast)
         name = packet(node.target) if node.op == "call_function" else ""
@@ -391,13 +456,17 @@ def fold(recording: Recording, model: nn.Module, input_names: tuple[str, ...]) -
     steps = folder.run()
     rename: Callable[[str], str] = lambda name: folder.names.get(name, name)  # noqa: E731
     program = Program(
-        steps=tuple(_needed(steps, {rename(n) for n in [*refs(recording.root.result), *recording.buffer_writes.values()]})),
+        steps=tuple(
+            _needed(steps, {rename(n) for n in [*refs(recording.root.result), *recording.buffer_writes.values()]})
+        ),
         inputs=input_names,
         tensors={rename(node): names for node, names in recording.tensors.items()},
         parameters=frozenset(rename(node) for node in recording.parameters),
         constants={rename(node): tensor for node, tensor in recording.constants.items()},
         sizes=recording.sizes,
-        result=map_leaves(lambda _p, leaf: Ref(rename(leaf.name)) if isinstance(leaf, Ref) else leaf, recording.root.result),
+        result=map_leaves(
+            lambda _p, leaf: Ref(rename(leaf.name)) if isinstance(leaf, Ref) else leaf, recording.root.result
+        ),
         buffer_writes={name: rename(node) for name, node in recording.buffer_writes.items()},
         changed=frozenset(rename(node) for node in folder.changed()),
         storage=_storages(recording, rename),
@@ -409,7 +478,23 @@ def fold(recording: Recording, model: nn.Module, input_names: tuple[str, ...]) -
     return Folded(program, folder.names, folder.reasons)
 
 
-_NO_GRADIENT = {"detach", "argmax", "argmin", "argsort", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full", "new_empty", "sign"}
+_NO_GRADIENT = {
+    "detach",
+    "argmax",
+    "argmin",
+    "argsort",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "empty_like",
+    "rand_like",
+    "randn_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "new_empty",
+    "sign",
+}
 
 
 def differentiable_nodes(recording: Recording) -> set[str]:
@@ -445,7 +530,7 @@ def _storages(recording: Recording, rename: Callable[[str], str]) -> dict[str, s
 
 
 def _needed(steps: list[Step], wanted: set[str]) -> list[Step]:
-    """Drop operators of the glue whose values nobody uses; keep calls, which may have effects of their own, and in-place operators."""
+    """Drop operators of the glue whose values nobody uses; calls and in-place operators have effects of their own."""
     kept: list[Step] = []
     wanted = set(wanted)
     for step in reversed(steps):

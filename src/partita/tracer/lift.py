@@ -19,11 +19,18 @@ from partita.tracer.rows import RowAnalysis, source_of
 from partita.tracer.sizes import Binding, evaluate
 
 
-
 class _Lifter:
     """Builds one graph; node names become value names as in the program."""
 
-    def __init__(self, name: str, program: Program, recording: Recording, names: dict[str, str], shapes: Binding, rows: RowAnalysis | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        program: Program,
+        recording: Recording,
+        names: dict[str, str],
+        shapes: Binding,
+        rows: RowAnalysis | None,
+    ) -> None:
         self.name, self.program, self.recording, self.rows = name, program, recording, rows
         self.names = names
         self.values = program.sizes.bind(shapes) or {}
@@ -68,14 +75,17 @@ class _Lifter:
             role=role,
             names=names,
             batch_dim=None if self.rows is None else self.rows.dims.get(node.name),
-            requires_grad=node.name in self.differentiable and (value.dtype.is_floating_point or value.dtype.is_complex),
+            requires_grad=node.name in self.differentiable
+            and (value.dtype.is_floating_point or value.dtype.is_complex),
             storage=storage,
         )
         return name
 
     def _role(self, node: fx.Node, name: str) -> tuple[Any, tuple[str, ...]]:
         if node.name in self.recording.tensors:
-            return ("parameter" if node.name in self.recording.parameters else "buffer"), self.recording.tensors[node.name]
+            return ("parameter" if node.name in self.recording.parameters else "buffer"), self.recording.tensors[
+                node.name
+            ]
         if name in self.program.inputs:
             return "input", (name.removeprefix("in:"),)
         return ("constant" if name in self.program.constants else "activation"), ()
@@ -99,11 +109,17 @@ class _Lifter:
         return ops, before
 
     def _has_tensors(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) or (isinstance(value, tuple | list) and any(isinstance(v, torch.Tensor) for v in value))
+        return isinstance(value, torch.Tensor) or (
+            isinstance(value, tuple | list) and any(isinstance(v, torch.Tensor) for v in value)
+        )
 
     def _part(self, node: fx.Node) -> None:
         source = node.args[0]
-        if isinstance(source, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor) and self.value_name(node) not in self.specs:
+        if (
+            isinstance(source, fx.Node)
+            and isinstance(node.meta.get("val"), torch.Tensor)
+            and self.value_name(node) not in self.specs
+        ):
             self.tensor(node)
 
     def _reads(self, node: fx.Node) -> tuple[str, ...]:
@@ -126,7 +142,11 @@ class _Lifter:
         writes = self._writes(node)
         requires_grad = any(self.specs[w].requires_grad for w in writes)
         target = str(node.target)
-        literals = {k: self._literal(v) for k, v in arguments_of(node).items() if not isinstance(v, fx.Node) or not self._has_tensors(v.meta.get("val"))}
+        literals = {
+            k: self._literal(v)
+            for k, v in arguments_of(node).items()
+            if not isinstance(v, fx.Node) or not self._has_tensors(v.meta.get("val"))
+        }
         price = price_op(target, [self.specs[r] for r in reads], [self.specs[w] for w in writes], literals=literals)
         if price.kind == "unknown":
             self.unknown.add(target)
@@ -173,12 +193,25 @@ class _Lifter:
             for step in self.program.steps
         ]
 
-    def graph(self, training: bool, outputs: tuple[str, ...], batch_rows: int | None, scalar_loss: bool, notes: tuple[str, ...]) -> ModelGraph:
+    def graph(
+        self,
+        *,
+        training: bool,
+        outputs: tuple[str, ...],
+        batch_rows: int | None,
+        scalar_loss: bool,
+        notes: tuple[str, ...],
+    ) -> ModelGraph:
         ops, before = self.ops()
         items = self.items(before)
-        graph = ModelGraph(
+        return ModelGraph(
             name=self.name,
-            tensors=tuple(sorted(self.specs.values(), key=lambda t: {"parameter": 0, "buffer": 1, "input": 2, "constant": 3}.get(t.role, 4))),
+            tensors=tuple(
+                sorted(
+                    self.specs.values(),
+                    key=lambda t: {"parameter": 0, "buffer": 1, "input": 2, "constant": 3}.get(t.role, 4),
+                )
+            ),
             ops=tuple(ops),
             items=tuple(items),
             outputs=tuple(dict.fromkeys(o for o in outputs if o in self.specs)),
@@ -190,7 +223,6 @@ class _Lifter:
             notes=notes,
             fingerprint=_fingerprint(items, self.specs, ops),
         )
-        return graph
 
 
 def _fingerprint(items: list[Item], specs: dict[str, TensorSpec], ops: list[Op]) -> str:
@@ -237,4 +269,5 @@ def lift(
     Returns:
         The graph.
     """
-    return _Lifter(name, program, recording, names, shapes, rows).graph(training, outputs, batch_rows, scalar_loss, notes)
+    lifter = _Lifter(name, program, recording, names, shapes, rows)
+    return lifter.graph(training=training, outputs=outputs, batch_rows=batch_rows, scalar_loss=scalar_loss, notes=notes)

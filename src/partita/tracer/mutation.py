@@ -1,8 +1,9 @@
 """Cuts that would break an in-place operation.
 
-A value that crosses to another stage is a copy, so a write into it is not seen by others that share its memory.  For every value that is
-changed in place, a reader that comes later and still holds the *old* name of the memory must run where the change happened, unless the value
-was made there too (it is sent when the stage ends, after the change).  Changed parameters and buffers keep all their readers on one stage.
+A value that crosses to another stage is a copy, so a write into it is not seen by others that share its memory.  For
+every value that is changed in place, a reader that comes later and still holds the *old* name of the memory must run
+where the change happened, unless the value was made there too (it is sent when the stage ends, after the change).
+Changed parameters and buffers keep all their readers on one stage.
 """
 
 from __future__ import annotations
@@ -19,13 +20,20 @@ def colocated_items(program: Program) -> tuple[tuple[int, ...], ...]:
     Returns:
         Disjoint groups of at least two ids, ascending.
     """
-    groups = [{step.id for step in program.steps if name in step.reads or name in step.writes} for name in sorted(program.changed)]
+    groups = [
+        {step.id for step in program.steps if name in step.reads or name in step.writes}
+        for name in sorted(program.changed)
+    ]
     producer = {name: step.id for step in program.steps for name in step.writes}
     storage = program.storage
     for step in program.steps:
         for before, _after in step.moved:
             home = storage.get(before)
-            later = {o.id for o in program.steps if o.id > step.id and any(storage.get(r) == home and producer.get(r, -1) < step.id for r in o.reads)}
+            later = {
+                o.id
+                for o in program.steps
+                if o.id > step.id and any(storage.get(r) == home and producer.get(r, -1) < step.id for r in o.reads)
+            }
             if home is None or not later:
                 continue
             made_by = producer.get(before)

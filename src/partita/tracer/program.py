@@ -35,7 +35,7 @@ class Step:
         grad_enabled: Whether the model itself had gradients enabled here.
         autocast: Autocast regions of the model itself: (device type, enabled, dtype).
         random: Draws random numbers.
-        replicable: Cheap, pure, and computed from inputs and constants only: every stage that needs it may recompute it.
+        replicable: Cheap, pure, computed from inputs and constants only: every stage that needs it may recompute it.
     """
 
     id: int
@@ -103,11 +103,21 @@ def same_steps(first: Program, second: Program, shapes: Binding) -> bool:
         return False
 
     def plain(program: Program, step: Step) -> list[Any]:
-        found: list[Any] = [step.kind, step.name, step.path, str(step.target), step.moved, step.grad_enabled, step.autocast]
+        found: list[Any] = [
+            step.kind,
+            step.name,
+            step.path,
+            str(step.target),
+            step.moved,
+            step.grad_enabled,
+            step.autocast,
+        ]
 
         def leaf(path: object, value: Any) -> None:
             value = program.sizes.number(value, shapes) if isinstance(value, Size) else value
-            found.append((path, value if isinstance(value, Ref | int | float | str | bool | type(None)) else repr(value)))
+            found.append(
+                (path, value if isinstance(value, Ref | int | float | str | bool | type(None)) else repr(value))
+            )
 
         map_leaves(leaf, (step.args, step.kwargs, step.result))
         return found

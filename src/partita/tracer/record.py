@@ -1,14 +1,17 @@
 """Record one traced call of a model: the ATen operators, and the real call of every submodule.
 
-`torch.export.export` traces a weightless copy; hooks outside the user's own hooks note for every submodule call where in the operator list it
-begins and ends, what it was given and what it gave back, with every tensor replaced by the operator node that made it.  The trace is left by
-an exception as soon as the root returns: the raw operator list needs none of export's later passes, so their refusals do not matter.
+`torch.export.export` traces a weightless copy; hooks outside the user's own hooks note for every submodule call where
+in the operator list it begins and ends, what it was given and what it gave back, with every tensor replaced by the
+operator node that made it.  The trace is left by an exception as soon as the root returns: the raw operator list
+needs none of export's later passes, so their refusals do not matter.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
+import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -117,7 +120,11 @@ class _Entry(nn.Module):
 
 
 def _autocast_state() -> tuple[Any, ...]:
-    return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
+    return tuple(
+        (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d))
+        for d in ("cpu", "cuda")
+        if torch.is_autocast_enabled(d)
+    )
 
 
 class _Recorder:
@@ -190,7 +197,9 @@ class _Recorder:
 
         def distinct(_path: object, value: Any) -> Any:
             if isinstance(value, torch.Tensor) and any(value is argument for argument in given):
-                return torch.ops.aten.alias.default(value)  # otherwise later reads would look like reads of the argument
+                return torch.ops.aten.alias.default(
+                    value
+                )  # otherwise later reads would look like reads of the argument
             return value
 
         result = map_leaves(distinct, result)
@@ -226,7 +235,9 @@ class _Recorder:
 
     def _note_tensors(self) -> None:
         self.inputs = tuple(self.node_of(tensor) or "" for tensor in self.input_tensors)
-        self.trainable = {name for name, tensor in zip(self.inputs, self.input_tensors, strict=True) if tensor.requires_grad}
+        self.trainable = {
+            name for name, tensor in zip(self.inputs, self.input_tensors, strict=True) if tensor.requires_grad
+        }
         for name, tensor, is_parameter in named_tensors(self.model):
             node = self.node_of(tensor)
             if node is not None:
@@ -270,7 +281,7 @@ class _Recorder:
 def _plain(value: Any, expression: sympy.Basic) -> Any:
     if isinstance(value, torch.SymBool):
         return bool(expression)
-    return int(expression) if isinstance(value, torch.SymInt) else float(expression)  # type: ignore[arg-type]
+    return int(expression) if isinstance(value, torch.SymInt) else float(expression)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
@@ -293,7 +304,8 @@ def _changed_attributes(before: Mapping[str, Any], after: Mapping[str, Any]) -> 
     return [
         name
         for name, value in after.items()
-        if isinstance(value, _PLAIN) and (name not in before or (before[name] != value or type(before[name]) is not type(value)))
+        if isinstance(value, _PLAIN)
+        and (name not in before or (before[name] != value or type(before[name]) is not type(value)))
     ]
 
 
@@ -317,6 +329,21 @@ def _patched_functions(recorder: _Recorder) -> Iterator[None]:
 
     with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
         yield
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep off the terminal what torch and the user's forward print or log during the trace."""
+    loggers = [logging.getLogger(name) for name in ("torch", "torch.fx.experimental.symbolic_shapes", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -394,9 +421,15 @@ def record(
 
     entry = _Entry(model, entry_call)
     entry.training = model.training
-    dynamic = {"tensors": tuple({dim: torch.export.Dim.AUTO for dim in range(t.ndim)} for t in tensors)}
+    dynamic = {"tensors": tuple(dict.fromkeys(range(t.ndim), torch.export.Dim.AUTO) for t in tensors)}
     try:
-        with _restored_attributes(recorder), _hooked(recorder), _patched_functions(recorder), tracing(TracingContext(fake_mode)):
+        with (
+            _quiet(),
+            _restored_attributes(recorder),
+            _hooked(recorder),
+            _patched_functions(recorder),
+            tracing(TracingContext(fake_mode)),
+        ):
             torch.export.export(entry, _stand_ins(tensors, device), dynamic_shapes=dynamic, strict=False)
     except _RecordedError:
         pass
@@ -405,19 +438,28 @@ def record(
     finally:
         restore()
     if recorder.recording is None:
-        raise CaptureError(f"{type(model).__name__} returned without a recorded call", hint="call the model through its forward")
+        raise CaptureError(
+            f"{type(model).__name__} returned without a recorded call", hint="call the model through its forward"
+        )
     return recorder.recording
 
 
 def _stand_ins(tensors: tuple[torch.Tensor, ...], device: str) -> tuple[torch.Tensor, ...]:
-    """Return untouched memory of the example's shapes where the program will run (export gives symbols to real tensors only)."""
-    return tuple(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device, requires_grad=t.requires_grad) for t in tensors)
+    """Return untouched memory of the example's shapes: export gives symbols to the sizes of real tensors only."""
+    return tuple(
+        torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device, requires_grad=t.requires_grad)
+        for t in tensors
+    )
 
 
 def _refusal(model: nn.Module, recorder: _Recorder, error: Exception) -> CaptureError:
     """Turn an error of the trace into one that names the module and the user's line."""
     where = recorder.stack[-1].path if recorder.stack else ""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename and "/partita/" not in f.filename]
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if "/torch/" not in f.filename and "/partita/" not in f.filename
+    ]
     place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown line"
     text = (str(error).splitlines() or [""])[0]
     return CaptureError(

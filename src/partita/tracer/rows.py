@@ -1,9 +1,10 @@
 """Which axis of each tensor carries the rows of the batch, and whether rows may be computed apart.
 
-The sizes tell where the batch's symbol goes; operators that are known to mix rows, and dims that are not simply proportional to the batch, say
-where it may not be cut.  Results that have lost the axis (a loss inside the model) must have lost it by a mean or a sum and be linear from
-there on, so that the parts can be put together exactly; everything else is *coupled* and such a model runs on the whole batch.
-This is the structural half of the judgement; the numerical half (`partita.tracer.verify`) runs the real model on parts of the example.
+The sizes tell where the batch's symbol goes; operators that are known to mix rows, and dims that are not simply
+proportional to the batch, say where it may not be cut.  Results that have lost the axis (a loss inside the model)
+must have lost it by a mean or a sum and be linear from there on, so that the parts can be put together exactly;
+everything else is *coupled* and such a model runs on the whole batch. This is the structural half of the judgement;
+the numerical half (`partita.tracer.verify`) runs the real model on parts of the example.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Join:
     """How the parts of one result are put together.
 
     Attributes:
-        how: ``rows`` concatenates along ``dim``; ``whole`` is the same in every part; ``mean`` weights by rows; ``sum`` adds;
-            ``count`` weights by the number of counted targets.
+        how: ``rows`` concatenates along ``dim``; ``whole`` is the same in every part; ``mean`` weights by rows;
+            ``sum`` adds; ``count`` weights by the number of counted targets.
         dim: The rows' dim of ``rows``.
         targets: For ``count``: node name of the targets of the mean.
         ignored: For ``count``: the target value that does not count.
@@ -43,10 +44,52 @@ class Join:
 
 
 WHOLE = Join("whole")
-_MEANS = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "soft_margin_loss"}
+_MEANS = {
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "kl_div",
+    "soft_margin_loss",
+}
 _COUNTED = {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"}
-_LINEAR = {"neg", "to", "_to_copy", "float", "double", "half", "bfloat16", "clone", "contiguous", "alias", "view", "reshape", "squeeze", "detach", "type_as"}
-_ALONG = {"softmax", "log_softmax", "cumsum", "cumprod", "sort", "argsort", "topk", "flip", "roll", "logcumsumexp", "kthvalue", "median", "unique_dim", "renorm", "cummax", "cummin"}
+_LINEAR = {
+    "neg",
+    "to",
+    "_to_copy",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "clone",
+    "contiguous",
+    "alias",
+    "view",
+    "reshape",
+    "squeeze",
+    "detach",
+    "type_as",
+}
+_ALONG = {
+    "softmax",
+    "log_softmax",
+    "cumsum",
+    "cumprod",
+    "sort",
+    "argsort",
+    "topk",
+    "flip",
+    "roll",
+    "logcumsumexp",
+    "kthvalue",
+    "median",
+    "unique_dim",
+    "renorm",
+    "cummax",
+    "cummin",
+}
 
 
 class CoupledError(Exception):
@@ -119,10 +162,10 @@ class RowAnalysis:
         """A multi-output node stands for its parts; getitem takes them out."""
         if any(s.name in self.joins for s in node.all_input_nodes):
             raise CoupledError(f"{node.name} splits a reduction over the batch ({_where(node)})")
+        fed = any(s.name in self.dims for s in node.all_input_nodes)
         for part in value:
-            if isinstance(part, torch.Tensor) and self._row_dim(part, node) is None and any(s.name in self.dims for s in node.all_input_nodes):
-                if packet(node.target) not in {"lstm", "gru", "rnn_tanh", "rnn_relu"}:
-                    raise CoupledError(f"a part of {node.name} depends on all rows ({_where(node)})")
+            if fed and isinstance(part, torch.Tensor) and self._row_dim(part, node) is None:
+                raise CoupledError(f"a part of {node.name} depends on all rows ({_where(node)})")
         first = next((self._row_dim(p, node) for p in value if isinstance(p, torch.Tensor)), None)
         if first is not None:
             self.dims[node.name] = first
@@ -137,7 +180,9 @@ class RowAnalysis:
             if found is not None:
                 raise CoupledError(f"{node.name} pairs the rows of the batch with each other ({_where(node)})")
             if not _proportional(expression, self.symbol):
-                raise CoupledError(f"a size of {node.name} is {expression}, not proportional to the batch ({_where(node)})")
+                raise CoupledError(
+                    f"a size of {node.name} is {expression}, not proportional to the batch ({_where(node)})"
+                )
             found = dim
         return found
 
@@ -242,7 +287,7 @@ def _where(node: fx.Node) -> str:
 
 
 def batch_symbols(recording: Recording) -> list[sympy.Symbol]:
-    """Return the symbols that could be the batch: first those of leading axes, in the inputs' order, then the others."""
+    """Return the symbols that could be the batch: those of leading axes in the inputs' order, then the others."""
     leading = [axes[0] for axes in recording.sizes.axes if axes and isinstance(axes[0], sympy.Symbol)]
     others = [axis for axes in recording.sizes.axes for axis in axes[1:] if isinstance(axis, sympy.Symbol)]
     return list(dict.fromkeys([*leading, *others]))

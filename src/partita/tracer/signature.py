@@ -1,7 +1,8 @@
 """What a call of the model looks like: its structure and constants, apart from its tensors.
 
-Two calls with the same signature differ in the values and shapes of their tensors only; everything else (flags, numbers, strings, None,
-which keywords are present, dtypes, the modes of the modules) is part of the signature, so that nothing of an example is ever frozen silently.
+Two calls with the same signature differ in the values and shapes of their tensors only; everything else (flags,
+numbers, strings, None, which keywords are present, dtypes, the modes of the modules) is part of the signature, so
+that nothing of an example is ever frozen silently.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Signature:
 
     def arguments(self, tensors: tuple[torch.Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return positional and keyword arguments around the given tensors."""
-        args, kwargs = map_leaves(lambda _path, leaf: tensors[leaf.index] if isinstance(leaf, Slot) else leaf, self.template)
+        args, kwargs = map_leaves(
+            lambda _path, leaf: tensors[leaf.index] if isinstance(leaf, Slot) else leaf, self.template
+        )
         return args, kwargs
 
     def call(self, model: nn.Module, tensors: tuple[torch.Tensor, ...]) -> Any:

@@ -1,8 +1,8 @@
 """Sizes as expressions over the sizes of the inputs, and the conditions under which a capture holds.
 
-Every axis of every input tensor gets a symbol while tracing.  What the model computes from sizes is kept as an expression and evaluated again
-for every call, so no size of the example is frozen; the branches that the model took because of a size are kept as conditions, and a call
-that breaks one needs a capture of its own.
+Every axis of every input tensor gets a symbol while tracing.  What the model computes from sizes is kept as an
+expression and evaluated again for every call, so no size of the example is frozen; the branches that the model took
+because of a size are kept as conditions, and a call that breaks one needs a capture of its own.
 """
 
 from __future__ import annotations
@@ -79,9 +79,15 @@ class SizeRules:
 
     def _symbols(self, shapes: Binding) -> dict[sympy.Symbol, int] | None:
         """Return the symbols' values, or None if the shapes do not have the capture's form."""
-        if len(shapes) != len(self.axes) or any(len(shape) != len(axes) for shape, axes in zip(shapes, self.axes, strict=True)):
+        if len(shapes) != len(self.axes) or any(
+            len(shape) != len(axes) for shape, axes in zip(shapes, self.axes, strict=True)
+        ):
             return None
-        pairs = [(size, axis) for shape, axes in zip(shapes, self.axes, strict=True) for size, axis in zip(shape, axes, strict=True)]
+        pairs = [
+            (size, axis)
+            for shape, axes in zip(shapes, self.axes, strict=True)
+            for size, axis in zip(shape, axes, strict=True)
+        ]
         values = {axis: size for size, axis in reversed(pairs) if isinstance(axis, sympy.Symbol)}
         return None if any(evaluate(axis, values) != size for size, axis in pairs) else values
 
@@ -95,7 +101,7 @@ class SizeRules:
         return True
 
     def waive(self, shapes: Binding) -> bool:
-        """Accept input shapes below the smallest sizes of the capture; the caller has checked that the program is the same.
+        """Accept input shapes below the smallest sizes of the capture, for which the program was seen to be the same.
 
         Returns:
             Whether the axes allow it.
@@ -152,6 +158,10 @@ def rules_from(shape_env: Any, input_shapes: Sequence[Iterable[Any]]) -> SizeRul
     known = {symbol for shape in axes for axis in shape for symbol in axis.free_symbols}
     conditions = [shape_env.replace(sympy.sympify(guard.expr)) for guard in shape_env.guards]
     lower = {s: int(r.lower) for s, r in shape_env.var_to_range.items() if s in known}
-    upper = {s: int(r.upper) for s, r in shape_env.var_to_range.items() if s in known and r.upper not in {int_oo, sympy.oo} and r.upper < 2**31}
+    upper = {
+        s: int(r.upper)
+        for s, r in shape_env.var_to_range.items()
+        if s in known and r.upper not in {int_oo, sympy.oo} and r.upper < 2**31
+    }
     open_conditions = tuple(c for c in conditions if c not in {sympy.true, sympy.false} and not depends_on_values(c))
     return SizeRules(axes=axes, conditions=open_conditions, lower=lower, upper=upper)

@@ -1,7 +1,7 @@
 """A weightless copy of a model: the same modules and names, every parameter and buffer a fake or meta tensor.
 
-Tracing runs on the copy, so a capture can neither change the user's model nor need its weights; the copy can be traced again at any time, for
-another shape or mode, on a rank that holds only a part of the parameters.
+Tracing runs on the copy, so a capture can neither change the user's model nor need its weights; the copy can be
+traced again at any time, for another shape or mode, on a rank that holds only a part of the parameters.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def copy_model(model: nn.Module, replace: Callable[[str, torch.Tensor], torch.Te
 
     Args:
         model: The user's model; it is not changed.
-        replace: Called once per distinct tensor with its first name and the tensor; returns the data of the copy's tensor.
+        replace: Called once per distinct tensor with its first name and the tensor; returns the copy's data.
 
     Returns:
         A copy with the same names, ties, flags, hooks and plain attributes.
@@ -70,15 +70,19 @@ def _as_parameter(data: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def skeleton(model: nn.Module) -> nn.Module:
     """Return a copy of ``model`` whose parameters and buffers are on the meta device."""
-    return copy_model(model, lambda _name, tensor: torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"))
+    return copy_model(
+        model,
+        lambda _name, tensor: torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"),
+    )
 
 
 def swap_tensors(model: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], None]:
     """Put other tensors in place of the registered ones, ties kept; the returned function puts the old ones back."""
-    old: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    old: list[tuple[Any, str, torch.Tensor]] = []
     new: dict[int, torch.Tensor] = {}
     for module in model.modules():
-        for table in (module._parameters, module._buffers):
+        tables: tuple[Any, ...] = (module._parameters, module._buffers)
+        for table in tables:
             for name, tensor in table.items():
                 if tensor is None:
                     continue

@@ -1,8 +1,8 @@
 """Walk the nested arguments and results of users' modules.
 
-Containers are tuples, named tuples, lists, dicts (with their subclasses) and dataclasses, registered with anybody or not; everything else is a
-leaf.  ``map_leaves`` rebuilds a container without calling its constructor, so that types with checks in ``__init__`` or ``__post_init__`` can
-hold markers in place of tensors.
+Containers are tuples, named tuples, lists, dicts (with their subclasses) and dataclasses, registered with anybody or
+not; everything else is a leaf.  ``map_leaves`` rebuilds a container without calling its constructor, so that types
+with checks in ``__init__`` or ``__post_init__`` can hold markers in place of tensors.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def _map_dict(function: Callable[[Path, Any], Any], tree: dict[Any, Any], path: 
     new = cls.__new__(cls)
     for key, value in getattr(tree, "__dict__", {}).items():
         object.__setattr__(new, key, values.get(key, value))
-    base = next(c for c in cls.__mro__ if c.__module__ in {"builtins", "collections"})  # skips users' own __setitem__
+    base: Any = next(c for c in cls.__mro__ if c.__module__ in {"builtins", "collections"})  # skips users' __setitem__
     for key, value in values.items():
-        base.__setitem__(new, key, value)  # type: ignore[attr-defined]
+        base.__setitem__(new, key, value)
     return new
 
 
@@ -64,7 +64,7 @@ def _map(function: Callable[[Path, Any], Any], tree: Any, path: Path) -> Any:
 
 
 def _torch_size() -> type:
-    import torch  # noqa: PLC0415  (keeps this module importable on its own)
+    import torch
 
     return torch.Size
 

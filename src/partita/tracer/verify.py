@@ -1,9 +1,9 @@
 """Hold a capture against the real model before anything trusts it.
 
-`check_equal` runs the user's model and the captured program from the same state and random numbers and compares results, every gradient and
-every buffer.  `rows_apart` runs the program on the whole example and on parts of it and compares the joined parts with the whole: the
-numerical half of the question whether the batch may be cut.  Both work on a shadow of the model that shares its weights, so neither leaves a
-trace on the user's object.
+`check_equal` runs the user's model and the captured program from the same state and random numbers and compares
+results, every gradient and every buffer.  `rows_apart` runs the program on the whole example and on parts of it and
+compares the joined parts with the whole: the numerical half of the question whether the batch may be cut.  Both work
+on a shadow of the model that shares its weights, so neither leaves a trace on the user's object.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _COARSE = 3e-2
 def shadow(model: nn.Module) -> nn.Module:
     """Return a copy that shares the parameters' memory and has buffers of its own."""
     parameters = {id(p) for p in model.parameters()}
-    return copy_model(model, lambda _name, tensor: tensor.detach() if id(tensor) in parameters else tensor.detach().clone())
+    return copy_model(
+        model, lambda _name, tensor: tensor.detach() if id(tensor) in parameters else tensor.detach().clone()
+    )
 
 
 class _NoChance(TorchDispatchMode):
@@ -112,7 +114,9 @@ def check_equal(model: nn.Module, program: Program, signature: Signature, tensor
     pairs = list(zip(leaves(expected), leaves(result), strict=False))
     for (path, a), (_, b) in pairs:
         worst = max(worst, _difference(f"the result {path_text(path)}", a, b))
-    worst = max(worst, *_gradient_differences(first, [a for (_, a), _ in pairs], second, [b for _, (_, b) in pairs]), 0.0)
+    worst = max(
+        worst, *_gradient_differences(first, [a for (_, a), _ in pairs], second, [b for _, (_, b) in pairs]), 0.0
+    )
     for (name, a, is_parameter), (_, b, _) in zip(named_tensors(first), named_tensors(second), strict=True):
         if not is_parameter:
             _difference(f"the buffer {name!r}", a, b)
@@ -122,12 +126,17 @@ def check_equal(model: nn.Module, program: Program, signature: Signature, tensor
 def _difference(what: str, a: Any, b: Any) -> float:
     """Return the relative difference of two leaves; raise if it is no rounding error."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        same = type(a) is type(b) and (a == b or a is b) if isinstance(a, bool | int | float | str | type(None)) else True
+        same = (
+            type(a) is type(b) and (a == b or a is b) if isinstance(a, bool | int | float | str | type(None)) else True
+        )
         if not same:
             raise CaptureError(f"the capture differs from the model: {what} is {b!r}, should be {a!r}")
         return 0.0
     if a.shape != b.shape or a.dtype != b.dtype:
-        raise CaptureError(f"the capture differs from the model: {what} is {b.dtype}{tuple(b.shape)}, should be {a.dtype}{tuple(a.shape)}")
+        raise CaptureError(
+            f"the capture differs from the model: {what} is {b.dtype}{tuple(b.shape)}, "
+            f"should be {a.dtype}{tuple(a.shape)}"
+        )
     error = relative_error(a, b)
     if error > _TOLERANCE.get(a.dtype, _COARSE if a.is_floating_point() else 0.0):
         raise CaptureError(f"the capture differs from the model: {what} is off by {error:.1e} relative")
@@ -140,7 +149,10 @@ def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
         return 0.0
     if not a.is_floating_point() and not a.is_complex():
         return float((a != b).any())
-    a, b = a.detach().to(torch.complex128 if a.is_complex() else torch.float64), b.detach().to(torch.complex128 if b.is_complex() else torch.float64)
+    a, b = (
+        a.detach().to(torch.complex128 if a.is_complex() else torch.float64),
+        b.detach().to(torch.complex128 if b.is_complex() else torch.float64),
+    )
     both = torch.isnan(a) & torch.isnan(b)
     gap = torch.where(both | (a == b), torch.zeros((), dtype=torch.float64), (a - b).abs())
     scale = a.abs()[torch.isfinite(a)]
@@ -152,7 +164,9 @@ def _weighted_sum(results: list[Any]) -> torch.Tensor | None:
     total = None
     for leaf in results:
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-            weights = torch.linspace(0.5, 1.5, max(leaf.numel(), 1), dtype=torch.float64).reshape(leaf.shape).to(leaf.device)
+            weights = (
+                torch.linspace(0.5, 1.5, max(leaf.numel(), 1), dtype=torch.float64).reshape(leaf.shape).to(leaf.device)
+            )
             part = (leaf * weights.to(leaf.dtype)).sum()
             part = part.real if part.is_complex() else part
             total = part if total is None else total + part.to(total.dtype)
@@ -179,7 +193,10 @@ def _gradient_differences(first: nn.Module, expected: list[Any], second: nn.Modu
     for name, grad in a.items():
         other = b.get(name)
         if (grad is None) != (other is None):
-            raise CaptureError(f"the capture differs from the model: the gradient of {name!r} is {'missing' if other is None else 'made up'}")
+            raise CaptureError(
+                f"the capture differs from the model: the gradient of {name!r} is "
+                f"{'missing' if other is None else 'made up'}"
+            )
         if grad is None or other is None:
             continue
         if float((grad - other).abs().max() if grad.numel() else 0.0) > floor:
@@ -187,7 +204,9 @@ def _gradient_differences(first: nn.Module, expected: list[Any], second: nn.Modu
     return differences
 
 
-def cut(tensors: tuple[torch.Tensor, ...], dims: tuple[int | None, ...], start: int, stop: int) -> tuple[torch.Tensor, ...]:
+def cut(
+    tensors: tuple[torch.Tensor, ...], dims: tuple[int | None, ...], start: int, stop: int
+) -> tuple[torch.Tensor, ...]:
     """Return rows ``start`` to ``stop`` of the tensors that carry rows, the others as they are."""
     return tuple(t if d is None else t.narrow(d, start, stop - start) for t, d in zip(tensors, dims, strict=True))
 
@@ -199,7 +218,13 @@ def weight_of(join: Join, env: Environment, rows: int) -> float:
     return float(rows) if join.how == "mean" else 1.0
 
 
-def rows_apart(model: nn.Module, program: Program, tensors: tuple[torch.Tensor, ...], dims: tuple[int | None, ...], joins: Mapping[str, Join]) -> str:
+def rows_apart(
+    model: nn.Module,
+    program: Program,
+    tensors: tuple[torch.Tensor, ...],
+    dims: tuple[int | None, ...],
+    joins: Mapping[str, Join],
+) -> str:
     """Run the whole example and its parts; say what differs ("" if the joined parts equal the whole).
 
     Args:
@@ -210,21 +235,28 @@ def rows_apart(model: nn.Module, program: Program, tensors: tuple[torch.Tensor, 
         joins: For each value of the result how parts are put together.
     """
     rows = next(t.shape[d] for t, d in zip(tensors, dims, strict=True) if d is not None)
-    if rows < 4:  # noqa: PLR2004  (two parts of two rows)
-        tensors = tuple(t if d is None else torch.cat([t, t.flip(d)], d).detach().requires_grad_(t.requires_grad) for t, d in zip(tensors, dims, strict=True))
+    if rows < 4:
+        tensors = tuple(
+            t if d is None else torch.cat([t, t.flip(d)], d).detach().requires_grad_(t.requires_grad)
+            for t, d in zip(tensors, dims, strict=True)
+        )
         rows *= 2
     first = max(2, rows * 2 // 5)
     parts = [cut(tensors, dims, 0, first), cut(tensors, dims, first, rows)]
     if any(not program.sizes.holds(tuple(tuple(t.shape) for t in part)) for part in (tensors, *parts)):
         return "the model takes another path for a part of the batch"
-    with same_chance(), torch.no_grad(), _NoChance():
+    with same_chance(), torch.no_grad(), _NoChance():  # type: ignore[no-untyped-call]
         whole = run_program(program, shadow(model), copies(tensors))
         halves = [run_program(program, shadow(model), copies(part)) for part in parts]
     for name in dict.fromkeys(refs(program.result)):
         join, a = joins[name], whole.value(name)
         if not isinstance(a, torch.Tensor):
             continue
-        joined = _joined(join, [h.value(name) for h in halves], [weight_of(join, h, n) for h, n in zip(halves, (first, rows - first), strict=True)])
+        joined = _joined(
+            join,
+            [h.value(name) for h in halves],
+            [weight_of(join, h, n) for h, n in zip(halves, (first, rows - first), strict=True)],
+        )
         if joined is None or joined.shape != a.shape:
             return f"the parts of {name} do not fit together"
         error = relative_error(a, joined)
@@ -235,10 +267,17 @@ def rows_apart(model: nn.Module, program: Program, tensors: tuple[torch.Tensor, 
 
 def _joined(join: Join, parts: list[torch.Tensor], weights: list[float]) -> torch.Tensor | None:
     if join.how == "rows":
-        same = all(p.shape[:join.dim] + p.shape[join.dim + 1 :] == parts[0].shape[:join.dim] + parts[0].shape[join.dim + 1 :] for p in parts)
+        same = all(
+            p.shape[: join.dim] + p.shape[join.dim + 1 :] == parts[0].shape[: join.dim] + parts[0].shape[join.dim + 1 :]
+            for p in parts
+        )
         return torch.cat(parts, join.dim) if same else None
     if join.how == "whole":
         return parts[0] if relative_error(parts[0], parts[1]) < _COARSE else None
     total = sum(weights) if join.how in {"mean", "count"} else 1.0
     scale = [w / total for w in weights] if total else [0.0] * len(weights)
-    return sum((p * s for p, s in zip(parts, scale, strict=True)), start=torch.zeros_like(parts[0])) if join.how != "sum" else parts[0] + parts[1]
+    return (
+        sum((p * s for p, s in zip(parts, scale, strict=True)), start=torch.zeros_like(parts[0]))
+        if join.how != "sum"
+        else parts[0] + parts[1]
+    )

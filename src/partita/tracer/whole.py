@@ -7,7 +7,7 @@ import hashlib
 import sympy
 from torch import nn
 
-from partita.ir.graph import Item, ModelGraph, Op, TensorSpec
+from partita.ir.graph import Item, ModelGraph, Op, Role, TensorSpec
 from partita.tracer.program import Program, Step
 from partita.tracer.record import Ref
 from partita.tracer.signature import Signature, Slot
@@ -27,7 +27,9 @@ def whole_program(model: nn.Module, signature: Signature, inputs: tuple[str, ...
         if is_parameter:
             parameters.add(id(tensor))
     tensors = {f"{'p' if key in parameters else 'b'}:{value[0]}": value for key, value in names.items()}
-    args, kwargs = map_leaves(lambda _path, leaf: Ref(inputs[leaf.index]) if isinstance(leaf, Slot) else leaf, signature.template)
+    args, kwargs = map_leaves(
+        lambda _path, leaf: Ref(inputs[leaf.index]) if isinstance(leaf, Slot) else leaf, signature.template
+    )
     step = Step(
         id=0,
         kind="call",
@@ -43,7 +45,12 @@ def whole_program(model: nn.Module, signature: Signature, inputs: tuple[str, ...
         nodes=(0, 0),
         random=True,
     )
-    rules = SizeRules(axes=tuple(tuple(sympy.Symbol(f"s{i}_{d}") for d in range(len(s))) for i, s in enumerate(shapes)), conditions=(), lower={}, upper={})
+    rules = SizeRules(
+        axes=tuple(tuple(sympy.Symbol(f"s{i}_{d}") for d in range(len(s))) for i, s in enumerate(shapes)),
+        conditions=(),
+        lower={},
+        upper={},
+    )
     return Program(
         steps=(step,),
         inputs=inputs,
@@ -60,29 +67,54 @@ def whole_program(model: nn.Module, signature: Signature, inputs: tuple[str, ...
     )
 
 
-def whole_graph(name: str, program: Program, shapes: Binding, training: bool, notes: tuple[str, ...], model: nn.Module) -> ModelGraph:
+def whole_graph(model: nn.Module, program: Program, shapes: Binding, notes: tuple[str, ...]) -> ModelGraph:
     """Return the graph of a model kept whole: one item, one operator whose cost is unknown."""
-    specs = [TensorSpec(id=i, shape=s, dtype="float32", role="input", names=(i,), storage=i) for i, s in zip(program.inputs, shapes, strict=True)]
+    specs = [
+        TensorSpec(id=i, shape=s, dtype="float32", role="input", names=(i,), storage=i)
+        for i, s in zip(program.inputs, shapes, strict=True)
+    ]
     by_name = {n: t for n, t, _ in named_tensors(model)}
     for value, names in program.tensors.items():
         tensor = by_name[names[0]]
-        role = "parameter" if value in program.parameters else "buffer"
+        role: Role = "parameter" if value in program.parameters else "buffer"
         dtype = str(tensor.dtype).removeprefix("torch.")
-        specs.append(TensorSpec(id=value, shape=tuple(tensor.shape), dtype=dtype, role=role, names=names, requires_grad=tensor.requires_grad, storage=value))  # type: ignore[arg-type]
-    specs.append(TensorSpec(id=RESULT, shape=(), dtype="float32", role="activation", requires_grad=True, storage=RESULT))
+        specs.append(
+            TensorSpec(
+                id=value,
+                shape=tuple(tensor.shape),
+                dtype=dtype,
+                role=role,
+                names=names,
+                requires_grad=tensor.requires_grad,
+                storage=value,
+            )
+        )
+    specs.append(
+        TensorSpec(id=RESULT, shape=(), dtype="float32", role="activation", requires_grad=True, storage=RESULT)
+    )
     reads = tuple(s.id for s in specs if s.id != RESULT)
     weights = sum(s.numel for s in specs if s.role == "parameter")
-    op = Op(id=0, name="model", target="model", kind="opaque", reads=reads, writes=(RESULT,), flops=2 * weights, backward_flops=4 * weights, random=True)
+    op = Op(
+        id=0,
+        name="model",
+        target="model",
+        kind="unknown",
+        reads=reads,
+        writes=(RESULT,),
+        flops=2 * weights,
+        backward_flops=4 * weights,
+        random=True,
+    )
     item = Item(id=0, kind="call", name="#0", module_path="", ops=(0, 1), reads=reads, writes=(RESULT,), random=True)
     digest = hashlib.sha256(repr([(s.id, s.shape, s.dtype) for s in specs]).encode()).hexdigest()[:16]
     order = {"parameter": 0, "buffer": 1, "input": 2}
     return ModelGraph(
-        name=name,
+        name=type(model).__name__,
         tensors=tuple(sorted(specs, key=lambda s: order.get(s.role, 4))),
         ops=(op,),
         items=(item,),
         outputs=(RESULT,),
-        training=training,
+        training=model.training,
         unknown_ops=("model",),
         notes=notes,
         fingerprint=digest,

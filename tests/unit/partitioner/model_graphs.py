@@ -1,6 +1,7 @@
-"""Made-up captured graphs: a language model with skips, tied weights, a mask and an unread parameter, and bare chains."""
+"""Made-up captured graphs: a language model with skips, ties, a mask and an unread parameter; chains; branches."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from partita.ir.graph import Item, ModelGraph, Op, TensorSpec
 
@@ -84,7 +85,7 @@ def chain_graph(widths, *, rows=8, **changes):
     b = Builder(rows=rows)
     batch = rows or 8
     x = b.tensor("x", (batch, widths[0]), "input", batch=True, grad=False)
-    for i, (wide, narrow) in enumerate(zip(widths, widths[1:], strict=False)):
+    for i, (wide, narrow) in enumerate(pairwise(widths)):
         weight = b.parameter(f"layers.{i}.weight", wide, narrow)
         y = b.tensor(f"h{i}", (batch, narrow), batch=True)
         x = b.item(f"layers.{i}", (x, weight), (y,), flops=2 * batch * wide * narrow, saved=(x, weight))
@@ -92,7 +93,7 @@ def chain_graph(widths, *, rows=8, **changes):
 
 
 def transformer_graph(*, layers=6, width=64, vocabulary=512, tokens=16, rows=8, tied=True, unread=True, **changes):
-    """Embedding, ``layers`` x (attention, add, mlp, add), head; a replicable mask; the embedding is the head's weight."""
+    """Embedding, ``layers`` x (attention, add, mlp, add), head with the embedding's weight; a replicable mask."""
     b = Builder(rows=rows)
     ids = b.tensor("ids", (rows, tokens), "input", batch=True, grad=False, dtype="int64")
     mask = b.item(

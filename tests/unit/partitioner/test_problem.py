@@ -39,7 +39,7 @@ def test_the_equations_by_hand():
     assert evaluation.objective == 9.75 + 9.75 + 2 * 9.75 + 6.125
     # static 100 + 50 + 11; two in flight of 10 + 20 and the saved net of 4; messages 4 + 4 + 8; transient 7
     assert first.memory_bytes == 161 + 2 * 34 + 16 + 7
-    # static 100; one in flight of 30 and 12 received; messages 16; the transient of 1 is above the update only with them
+    # static 100; one in flight of 30 and 12 received; messages 16; with a transient of 1 that is above the update
     assert second.memory_bytes == 100 + 42 + 16 + 1
 
 
