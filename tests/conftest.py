@@ -7,9 +7,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.multiprocess.pool import Pool
 
 TESTS = Path(__file__).parent
 SKIPS: dict[str, str] = tomllib.loads((TESTS / "skips.toml").read_text(encoding="utf-8"))["skips"]
@@ -114,6 +118,15 @@ def _children() -> dict[int, str]:
     while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
         ours |= more
     return {pid: commands[pid] for pid in sorted(ours - {os.getpid()})}
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory, _no_process_left_behind: None) -> Iterator["Pool"]:
+    """Gloo ranks that stay alive between tests."""
+    from tests.multiprocess.pool import Pool
+
+    with Pool(tmp_path_factory.mktemp("pool")) as ranks:
+        yield ranks
 
 
 # ---------------------------------------------------------------- golden texts

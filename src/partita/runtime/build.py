@@ -21,7 +21,8 @@ from partita.runtime.state import StateKeeper
 from partita.runtime.transport import ProcessGroupTransport
 from partita.runtime.variants import Variants
 from partita.runtime.world import World
-from partita.tracer.capture import Captured, capture_model, has_weights
+from partita.tracer.capture import Captured, capture_model
+from partita.tracer.skeleton import named_tensors
 
 Planner = Callable[[Captured], Plan]
 """Makes the plan for a capture; runs on rank 0."""
@@ -98,6 +99,14 @@ def tensor_lookup(root: nn.Module) -> Callable[[str], torch.Tensor]:
     return find
 
 
+def _without_values(model: nn.Module) -> frozenset[str]:
+    """Return the canonical names of the tensors of a model that are on the meta device."""
+    first: dict[int, str] = {}
+    for name, tensor, _ in named_tensors(model):
+        first.setdefault(id(tensor), name)
+    return frozenset(first[id(tensor)] for _, tensor, _ in named_tensors(model) if tensor.is_meta)
+
+
 def build(
     model: nn.Module,
     captured: Captured,
@@ -133,7 +142,7 @@ def build(
     book = GradientBook(parameters, shared)
     engine = Engine(plan, world, seat, transport, root, tensor_lookup(root), book)
     variants = Variants(captured, plan, stage_of, placement, root)
-    keeper = StateKeeper(root, placement, world, loaded=has_weights(model))
+    keeper = StateKeeper(root, placement, world, missing=_without_values(model))
     return ParallelModule(
         root=root, plan=plan, world=world, engine=engine, variants=variants, keeper=keeper, loss_fn=loss_fn, show=show
     )

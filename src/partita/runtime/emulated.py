@@ -7,13 +7,12 @@ its planned size.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
 
 import torch
 
 from partita.ir.plan import Plan
 from partita.ir.schedule import Action
-from partita.runtime.transport import Received, Value
+from partita.runtime.transport import Expected, Outgoing, Received
 
 
 class EmulatedWorker:
@@ -34,18 +33,18 @@ class EmulatedWorker:
         stage = self._stages[action.stage]
         time.sleep(stage.forward_s.value if action.kind == "F" else stage.backward_s.value)
 
-    def outgoing(self, action: Action) -> tuple[Sequence[Value], Hashable | None]:
+    def outgoing(self, action: Action) -> Outgoing:
         """Return a message of the edge's size."""
         assert action.peer is not None
         forward = action.kind == "SEND_F"
         edge = (action.stage, action.peer) if forward else (action.peer, action.stage)
         size = self._bytes[edge][0 if forward else 1]
-        return (torch.zeros(max(size, 1), dtype=torch.uint8, device=self._device),), "emulated"
+        return Outgoing((torch.zeros(max(size, 1), dtype=torch.uint8, device=self._device),), "emulated")
 
-    def expected(self, action: Action) -> tuple[int, Hashable | None]:
+    def expected(self, action: Action) -> Expected:
         """Every message is one tensor."""
         del action
-        return 1, "emulated"
+        return Expected(1, "emulated")
 
     def incoming(self, action: Action, message: Received) -> None:
         """Nothing to keep."""

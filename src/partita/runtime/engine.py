@@ -158,7 +158,7 @@ class Engine:
         worker = self.worker(call, layout, grad=torch.is_grad_enabled())
         if worker is not None and worker.inputs.chunks:
             actions = self.actions(layout, "gpipe", len(worker.inputs.chunks))
-            execute([a for a in actions if a.kind in FORWARD], worker, self.transport, self.log)
+            self._execute([a for a in actions if a.kind in FORWARD], worker)
         state = Forward(call, worker, layout)
         return state, self.publish(state)
 
@@ -200,9 +200,7 @@ class Engine:
         for name in names:
             weights = [worker.weights[name, m] for m in range(len(chunks))]
             state.weights[name] = (weights, 1.0)
-            parts.append(
-                join_chunks([worker.kept[stage, m].values[name] for m in range(len(chunks))], joins[name], weights)
-            )
+            parts.append(join_chunks([worker.value(stage, m, name) for m in range(len(chunks))], joins[name], weights))
         return parts
 
     def assemble(
@@ -245,15 +243,33 @@ class Engine:
         self.book.open()
         worker = state.worker
         if worker is not None and self.seat is not None:
-            worker.pattern = tuple(g is not None for g in gradients)
+            worker.active = state.layout.active(self._seeded(state, gradients))
             self._seed(state, gradients)
             worker.on_reduce = lambda _stage: self.book.reduce(self.transport, self.world.rank)
             if worker.inputs.chunks:
                 actions = self.actions(state.layout, "gpipe", len(worker.inputs.chunks))
-                execute([a for a in actions if a.kind not in FORWARD], worker, self.transport, self.log)
+                self._execute([a for a in actions if a.kind not in FORWARD], worker)
             else:
                 self.book.reduce(self.transport, self.world.rank)
         return self.book.close(), self._input_gradients(state)
+
+    def _execute(self, actions: Sequence[Action], worker: StageWorker) -> None:
+        """Execute this position's actions; an error here ends the job for all ranks instead of leaving them waiting."""
+        try:
+            execute(actions, worker, self.transport, self.log)
+        except BaseException:
+            self.world.abort()
+            raise
+
+    @staticmethod
+    def _seeded(state: Forward, gradients: Sequence[torch.Tensor | None]) -> frozenset[str]:
+        """Return the results that a gradient has reached; the same on every rank."""
+        at, found = 0, set()
+        for name, _template, count in state.pieces:
+            if any(g is not None for g in gradients[at : at + count]):
+                found.add(name)
+            at += count
+        return frozenset(found)
 
     def _seed(self, state: Forward, gradients: Sequence[torch.Tensor | None]) -> None:
         """Hand every microbatch of the owning stages its part of the results' gradients."""
@@ -304,7 +320,13 @@ class Engine:
 
     # -- the loss inside -----------------------------------------------------------------------------------------------
     def run_schedule(
-        self, call: PreparedCall, layout: StageMap, loss: LossFunction, schedule: str
+        self,
+        call: PreparedCall,
+        layout: StageMap,
+        loss: LossFunction,
+        *,
+        seeds: frozenset[str],
+        wanted: frozenset[str] = frozenset(),
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor, Forward]:
         """Run forwards and backwards of all microbatches under a schedule.
 
@@ -312,7 +334,8 @@ class Engine:
             call: The call.
             layout: Its program over the stages.
             loss: Gives each microbatch's loss and weight on the last stage.
-            schedule: Name of the schedule.
+            seeds: Results that the loss depends on.
+            wanted: Results that are published afterwards.
 
         Returns:
             The reduced gradients of the local parameters, the whole batch's loss (equal on every rank), the forward.
@@ -320,10 +343,11 @@ class Engine:
         worker = self.worker(call, layout, grad=True, loss=loss)
         self.book.open()
         if worker is not None:
-            worker.pattern = "loss"
+            worker.wanted = wanted
+            worker.active = layout.active(seeds)
             worker.on_reduce = lambda _stage: self.book.reduce(self.transport, self.world.rank)
             if worker.inputs.chunks:
-                execute(self.actions(layout, schedule, len(worker.inputs.chunks)), worker, self.transport, self.log)
+                self._execute(self.actions(layout, self.plan.schedule.name, len(worker.inputs.chunks)), worker)
             else:
                 self.book.reduce(self.transport, self.world.rank)
         value, total = self._total(worker)

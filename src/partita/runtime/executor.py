@@ -8,11 +8,11 @@ schedule have one order.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from partita.ir.schedule import RECV_KINDS, SEND_KINDS, Action
-from partita.runtime.transport import LoopbackTransport, Received, Transport, Value
+from partita.runtime.transport import Expected, LoopbackTransport, Outgoing, Received, Transport
 from partita.schedules.machine import Await, Post, RankMachine, Run, deadlock, drive
 
 Log = list[tuple[Action, float, float]]
@@ -26,12 +26,12 @@ class Worker(Protocol):
         """Run a forward or backward."""
         ...
 
-    def outgoing(self, action: Action) -> tuple[Sequence[Value], Hashable | None]:
-        """Return the values of a send and the key of their form."""
+    def outgoing(self, action: Action) -> Outgoing:
+        """Return the message of a send."""
         ...
 
-    def expected(self, action: Action) -> tuple[int, Hashable | None]:
-        """Return the number of values of a receive and the key of their form."""
+    def expected(self, action: Action) -> Expected:
+        """Return what is known of the message of a receive."""
         ...
 
     def incoming(self, action: Action, message: Received) -> None:
@@ -45,8 +45,7 @@ class Worker(Protocol):
 
 def _do(action: Action, worker: Worker, transport: Transport) -> None:
     if action.kind in SEND_KINDS:
-        values, key = worker.outgoing(action)
-        transport.send(action, values, key)
+        transport.send(action, worker.outgoing(action))
     elif action.kind == "REDUCE_GRAD":
         worker.reduce(action)
     else:
@@ -71,7 +70,7 @@ def execute(actions: Sequence[Action], worker: Worker, transport: Transport, log
 
     drive(
         RankMachine(actions),
-        post=lambda action: transport.post(action, *worker.expected(action)),
+        post=lambda action: transport.post(action, worker.expected(action)),
         run=lambda action: timed(action, lambda: _do(action, worker, transport)),
         wait=lambda action: timed(action, lambda: worker.incoming(action, transport.wait(action))),
     )
@@ -119,7 +118,7 @@ def _step(
 ) -> list[Post | Run | Await]:
     action = instruction.action
     if isinstance(instruction, Post):
-        transport.post(action, *worker.expected(action))
+        transport.post(action, worker.expected(action))
         return []
     start = time.perf_counter()
     if isinstance(instruction, Await):

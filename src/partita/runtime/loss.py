@@ -68,6 +68,12 @@ class AdditiveLoss:
     join: Join
     num_outputs: int
 
+    def used(self, names: Sequence[str]) -> list[str]:
+        """Return which of the model's results the loss reads."""
+        program = self.traced.program
+        read = {r for step in program.steps for r in step.reads}
+        return [name for name, value in zip(names, program.inputs, strict=False) if value in read]
+
     def target_part(self, target: Any, chunk: Chunk | None) -> Any:
         """Return the target's rows of one microbatch."""
         if chunk is None:

@@ -70,7 +70,7 @@ class _Closed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_gradients: torch.Tensor) -> None:
         raise ExecutionError(
-            f"a gradient reached the result {ctx.path!r}, but the call has already run the backward of the model's loss",
+            f"a gradient reached the result {ctx.path!r}, but the backward of the model's own loss has already run",
             hint="call the model in a form that does not return its loss, and compute the whole loss outside",
         )
 
@@ -178,7 +178,13 @@ class ParallelModule(nn.Module):
         layout = call.variant.layout
         if layout.home[name] != layout.num_stages - 1:
             layout = call.variant.fused
-        fresh, value, state = self.engine.run_schedule(call, layout, model_loss(call, name), self.plan.schedule.name)
+        fresh, value, state = self.engine.run_schedule(
+            call,
+            layout,
+            model_loss(call, name),
+            seeds=frozenset({name}),
+            wanted=frozenset(layout.result_names) - {name},
+        )
         loss = _Loss.apply(self, fresh, self._anchor, value)  # type: ignore[no-untyped-call]
         results = self.engine.publish(state, skip=frozenset({name}))
         tensors = [
@@ -225,7 +231,9 @@ class ParallelModule(nn.Module):
         def part(env: Environment, chunk: Any) -> LossPart:
             return losses.part(additive, env.fill(program.result), target, chunk, call.total_rows)
 
-        fresh, value, _ = self.engine.run_schedule(call, call.variant.fused, part, self.plan.schedule.name)
+        fresh, value, _ = self.engine.run_schedule(
+            call, call.variant.fused, part, seeds=frozenset(additive.used(refs(program.result)))
+        )
         self.book.accumulate(fresh)
         return value
 

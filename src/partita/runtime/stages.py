@@ -36,6 +36,17 @@ class StageMap:
     received: tuple[tuple[str, ...], ...]
     copied: tuple[frozenset[str], ...]
 
+    def active(self, seeds: frozenset[str]) -> frozenset[str]:
+        """Return the values that a gradient reaches when it enters at ``seeds``.
+
+        Steps are followed as wholes: a step that makes an active value makes all its differentiable operands active.
+        """
+        found = set(seeds & self.program.differentiable)
+        for step in reversed(self.program.steps):
+            if found.intersection(step.writes):
+                found.update(name for name in step.reads if name in self.program.differentiable)
+        return frozenset(found)
+
     @property
     def result_names(self) -> tuple[str, ...]:
         """Names of the result's values that a step makes, each once, in the result's order."""
@@ -115,7 +126,8 @@ def follow_stages(
         if choice is None:
             raise ExecutionError(
                 f"{step.name!r} needs values of stage {lowest}, but its parameters are on stages {allowed or 'apart'}",
-                hint="this call takes another path than the planned one: give both as examples, or plan with Search(pp=1)",
+                hint="this call takes another path than the planned one; plan with Search(pp=1), or with this call as the "
+                "example",
             )
         found[step.id] = choice
         for name in step.writes:

@@ -14,6 +14,8 @@ from partita.runtime.placement import Placement
 from partita.runtime.world import World
 from partita.tracer.skeleton import named_tensors
 
+MAX_LISTED = 8
+"""How many names an error lists."""
 COMPILED_PREFIX = "_orig_mod."
 """What ``torch.compile`` puts before the names of a wrapped model's state."""
 
@@ -25,22 +27,26 @@ class StateKeeper:
         root: The live module tree.
         placement: Who holds what.
         world: The ranks.
-        loaded: Whether the local tensors have values.
+        missing: Canonical names of tensors that nobody has given values yet.
     """
 
-    def __init__(self, root: nn.Module, placement: Placement, world: World, *, loaded: bool) -> None:
-        self._root, self._placement, self._world, self._loaded = root, placement, world, loaded
+    def __init__(self, root: nn.Module, placement: Placement, world: World, *, missing: frozenset[str]) -> None:
+        self._root, self._placement, self._world, self._missing = root, placement, world, missing
 
     def check_loaded(self) -> None:
         """Refuse to compute with memory that nobody has written.
 
         Raises:
-            ExecutionError: If the model came from the meta device and no state was loaded.
+            ExecutionError: If the model came from the meta device and a tensor has no value, naming it.
         """
-        if not self._loaded:
+        if self._missing:
+            shown = ", ".join(sorted(self._missing)[:MAX_LISTED])
+            more = f" and {len(self._missing) - MAX_LISTED} more" if len(self._missing) > MAX_LISTED else ""
             raise ExecutionError(
-                "the model's parameters are uninitialised: it was on the meta device",
-                hint="load a checkpoint first, e.g. pm.load_full_state_dict(torch.load(path))",
+                f"the model was on the meta device and these tensors have no values: {shown}{more}",
+                hint="load a checkpoint with pm.load_full_state_dict(state); tensors that no checkpoint holds "
+                "(non-persistent buffers) need a model that was built on a real device",
+                missing=tuple(sorted(self._missing)),
             )
 
     def _canonical(self) -> dict[int, str]:
@@ -124,5 +130,6 @@ class StateKeeper:
             if isinstance(value, torch.Tensor) and value.is_meta and isinstance(other, torch.Tensor):
                 given[key] = torch.empty(other.shape, dtype=other.dtype, device="meta")
         result = self._root.load_state_dict(given, strict=strict)
-        self._loaded = True
+        names = self._canonical()
+        self._missing -= {names[id(value)] for key, value in own.items() if key in given and id(value) in names}
         return result

@@ -7,7 +7,7 @@ first time; a message whose form is already known to both ends by its key is sen
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -107,6 +107,36 @@ class Received:
     requires_grad: tuple[bool, ...]
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Outgoing:
+    """A message to be sent.
+
+    Attributes:
+        values: Its values.
+        key: Messages of one non-None key always have one form.
+        announced: The other end knows the form by itself.
+    """
+
+    values: Sequence[Value]
+    key: Hashable | None
+    announced: bool = False
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Expected:
+    """A message to be received.
+
+    Attributes:
+        count: Number of its values.
+        key: Key of its form, as the sender gives it.
+        forms: Gives their forms, where they are known without being told; None while they are not known yet.
+    """
+
+    count: int
+    key: Hashable | None
+    forms: Callable[[], tuple[Form, ...] | None] | None = None
+
+
 class Transport(Protocol):
     """Carries messages and sums for one pipeline position.
 
@@ -114,12 +144,12 @@ class Transport(Protocol):
     gives the same sum to every rank of a reduction.
     """
 
-    def send(self, action: Action, values: Sequence[Value], key: Hashable | None) -> None:
-        """Start a send; messages of one non-None ``key`` always have one form."""
+    def send(self, action: Action, message: Outgoing) -> None:
+        """Start a send."""
         ...
 
-    def post(self, action: Action, count: int, key: Hashable | None) -> None:
-        """Start the receive of a message of ``count`` values."""
+    def post(self, action: Action, expected: Expected) -> None:
+        """Start a receive."""
         ...
 
     def wait(self, action: Action) -> Received:
@@ -140,7 +170,7 @@ class _Pending:
     key: Hashable | None
     peer: int
     tag: int
-    count: int
+    late: Callable[[], tuple[Form, ...] | None] | None = None
     header: torch.Tensor | None = None
     forms: list[Form] = field(default_factory=list)
     tensors: list[torch.Tensor | None] = field(default_factory=list)
@@ -160,7 +190,7 @@ class ProcessGroupTransport:
         self._ranks = tuple(ranks)
         self._groups = groups
         self._device = device
-        self._known: dict[tuple[Hashable, ...], list[Form]] = {}
+        self._known: dict[tuple[Hashable, Hashable], list[Form]] = {}
         self._sends: list[tuple[Any, torch.Tensor]] = []
         self._posted: dict[Action, _Pending] = {}
 
@@ -172,12 +202,13 @@ class ProcessGroupTransport:
         pair = sending.stage * len(self._ranks) + sending.peer
         return 2 * (2 * (sending.microbatch * len(self._ranks) ** 2 + pair) + backward)
 
-    def send(self, action: Action, values: Sequence[Value], key: Hashable | None) -> None:
+    def send(self, action: Action, message: Outgoing) -> None:
         """Start a send; a header goes first unless the form is known."""
         assert action.peer is not None
         peer, tag = self._ranks[action.peer], self._tag(action)
+        values, key = message.values, message.key
         forms = [Form.of(value) for value in values]
-        known = None if key is None else self._known.get((str(action), key))
+        known = forms if message.announced else None if key is None else self._known.get((_lane(action), key))
         if known is not None and known != forms:
             raise TransportError(
                 f"the message {action} changed its form from {known} to {forms}", hint="please report this model"
@@ -186,22 +217,29 @@ class ProcessGroupTransport:
             header = torch.tensor([form.row() for form in forms], dtype=torch.int64, device=self._device)
             self._sends.append((dist.isend(header, peer, tag=tag), header))
             if key is not None:
-                self._known[(str(action), key)] = forms
+                self._known[_lane(action), key] = forms
         for value in values:
             if isinstance(value, torch.Tensor) and value.numel():
                 data = _wire(value.detach().contiguous())
                 self._sends.append((dist.isend(data, peer, tag=tag + 1), data))
 
-    def post(self, action: Action, count: int, key: Hashable | None) -> None:
+    def post(self, action: Action, expected: Expected) -> None:
         """Start the receive: of the tensors if the form is known, of the header otherwise."""
         assert action.peer is not None
-        pending = _Pending(key, self._ranks[action.peer], self._tag(action), count)
+        pending = _Pending(expected.key, self._ranks[action.peer], self._tag(action))
         self._posted[action] = pending
-        known = None if key is None else self._known.get((str(action), key))
+        if expected.forms is not None:
+            forms = expected.forms()
+            if forms is None:
+                pending.late = expected.forms
+            else:
+                self._receive(pending, list(forms))
+            return
+        known = None if expected.key is None else self._known.get((_lane(action), expected.key))
         if known is not None:
             self._receive(pending, known)
             return
-        pending.header = torch.empty((count, _WIDTH), dtype=torch.int64, device=self._device)
+        pending.header = torch.empty((expected.count, _WIDTH), dtype=torch.int64, device=self._device)
         pending.works.append(dist.irecv(pending.header, pending.peer, tag=pending.tag))
 
     def _receive(self, pending: _Pending, forms: list[Form]) -> None:
@@ -215,13 +253,16 @@ class ProcessGroupTransport:
     def wait(self, action: Action) -> Received:
         """Return the message once every part of it is there."""
         pending = self._posted.pop(action)
+        forms = None if pending.late is None else pending.late()
+        if forms is not None:
+            self._receive(pending, list(forms))
         while pending.works:
             pending.works.pop(0).wait()
             if pending.header is not None and not pending.works and not pending.forms:
-                forms = [Form.from_row(row) for row in pending.header.tolist()]
+                told = [Form.from_row(row) for row in pending.header.tolist()]
                 if pending.key is not None:
-                    self._known[(str(action), pending.key)] = forms
-                self._receive(pending, forms)
+                    self._known[_lane(action), pending.key] = told
+                self._receive(pending, told)
         values = tuple(
             f.number() if f.kind == _NUMBER else t for f, t in zip(pending.forms, pending.tensors, strict=True)
         )
@@ -237,6 +278,11 @@ class ProcessGroupTransport:
         for work, _data in self._sends:
             work.wait()
         self._sends.clear()
+
+
+def _lane(action: Action) -> tuple[str, int, int | None]:
+    """Return what the messages of all microbatches of one edge and direction have in common."""
+    return action.kind, action.stage, action.peer
 
 
 def _wire(tensor: torch.Tensor) -> torch.Tensor:
@@ -268,14 +314,14 @@ class LoopbackTransport:
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
 
-    def send(self, action: Action, values: Sequence[Value], key: Hashable | None) -> None:
+    def send(self, action: Action, message: Outgoing) -> None:
         """Put copies into the mailbox."""
-        del key
+        values = message.values
         copies = tuple(v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values)
         grads = tuple(isinstance(v, torch.Tensor) and v.requires_grad for v in values)
         self._mailbox.messages[other_end(action)] = Received(copies, grads)
 
-    def post(self, action: Action, count: int, key: Hashable | None) -> None:
+    def post(self, action: Action, expected: Expected) -> None:
         """Nothing to start: messages come by themselves."""
 
     def arrived(self, action: Action) -> bool:

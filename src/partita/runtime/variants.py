@@ -16,7 +16,7 @@ from partita.runtime.stages import StageMap, follow_stages, lay_out
 from partita.tracer.capture import Captured, Rows, Traced, Tracer, find_rows
 from partita.tracer.program import refs, same_steps
 from partita.tracer.rows import CoupledError
-from partita.tracer.signature import Signature, mode_of, signature_of
+from partita.tracer.signature import Signature, mode_of, plain_attributes, signature_of
 from partita.tracer.sizes import Binding
 
 logger = logging.getLogger("partita")
@@ -32,6 +32,7 @@ class Variant:
         layout: Its steps over the stages.
         fused: The same with every result also at the last stage, where the loss is computed.
         number: Identifies the variant in message keys; equal on all ranks.
+        state: Plain attributes of the modules whose own code is part of the capture.
     """
 
     traced: Traced
@@ -39,6 +40,7 @@ class Variant:
     layout: StageMap
     fused: StageMap
     number: int
+    state: Hashable
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -80,6 +82,7 @@ class Variants:
         self._stage_of = dict(stage_of)
         self._placement = placement
         self._live = live
+        self._modules = dict(live.named_modules(remove_duplicate=False))
         self._known: dict[Hashable, list[Variant]] = {}
         self._refused: set[tuple[int, Binding]] = set()
         self._mode = mode_of(live)
@@ -90,7 +93,17 @@ class Variants:
         num_stages = len(self._plan.stages)
         plain = lay_out(traced.program, stage_of, num_stages)
         fused = lay_out(traced.program, stage_of, num_stages, last_reads=refs(traced.program.result))
-        return Variant(traced, rows, plain, fused, number=sum(len(v) for v in self._known.values()))
+        number = sum(len(v) for v in self._known.values())
+        return Variant(traced, rows, plain, fused, number, self._state(traced))
+
+    def _state(self, traced: Traced) -> Hashable:
+        """Return the plain attributes of the modules whose own code is part of a capture."""
+        if traced.folded is None:
+            return ()
+        modules = self._modules
+        return tuple(
+            tuple(plain_attributes(modules[path]).items()) for path in sorted(traced.folded.paths) if path in modules
+        )
 
     def prepare(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> PreparedCall:
         """Find or capture the program of a call, and cut its rows.
@@ -103,7 +116,9 @@ class Variants:
         shapes = tuple(tuple(t.shape) for t in tensors)
         mode = mode_of(self._live)
         known = self._known.setdefault((signature.key, mode), [])
-        variant = next((v for v in known if v.traced.program.sizes.holds(shapes)), None)
+        variant = next(
+            (v for v in known if v.traced.program.sizes.holds(shapes) and v.state == self._state(v.traced)), None
+        )
         if variant is None:
             variant = self._capture(signature, tensors)
             known.append(variant)

@@ -16,7 +16,7 @@ from partita.runtime import chance
 from partita.runtime.results import part_weight
 from partita.runtime.rows import Chunk
 from partita.runtime.stages import StageMap
-from partita.runtime.transport import Received, Value
+from partita.runtime.transport import Expected, Form, Outgoing, Received
 from partita.tracer.program import Environment
 from partita.tracer.rows import Join
 from partita.tracer.tree import leaves
@@ -114,7 +114,9 @@ class StageWorker:
         self.kept: dict[tuple[int, int], _Kept] = {}
         self.losses: dict[int, LossPart] = {}
         self.weights: dict[tuple[str, int], float] = {}
-        self.pattern: Hashable = None
+        self.wanted: frozenset[str] = frozenset()
+        self.finished: dict[tuple[int, int], dict[str, Any]] = {}
+        self.active: frozenset[str] = frozenset()
         self.input_grads: dict[tuple[int, int], torch.Tensor] = {}
         self.on_reduce: Callable[[int], None] = lambda _stage: None
         self._arrived: dict[tuple[int, int], dict[str, Any]] = {}
@@ -133,21 +135,42 @@ class StageWorker:
         if self.key is None or action.microbatch is None:
             return None
         chunk = self.inputs.chunks[action.microbatch]
-        rows = None if chunk is None else chunk[1] - chunk[0]
-        return (self.key, rows) if action.kind.endswith("_F") else (self.key, rows, self.pattern)
+        return (self.key, self.grad, None if chunk is None else chunk[1] - chunk[0])
 
-    def outgoing(self, action: Action) -> tuple[Sequence[Value], Hashable | None]:
+    def outgoing(self, action: Action) -> Outgoing:
         """Return the values, or the gradients of received values, that another stage waits for."""
         assert action.microbatch is not None and action.peer is not None
         if action.kind == "SEND_F":
             values = self.kept[action.stage, action.microbatch].values
-            return [values[name] for name in self._names(action)], self._form_key(action)
-        gradients = self._sent_gradients.pop((action.stage, action.microbatch, action.peer))
-        return gradients, self._form_key(action)
+            return Outgoing([values[name] for name in self._names(action)], self._form_key(action))
+        return Outgoing(
+            self._sent_gradients.pop((action.stage, action.microbatch, action.peer)),
+            None,
+            announced=self.key is not None,
+        )
 
-    def expected(self, action: Action) -> tuple[int, Hashable | None]:
-        """Return how many values a receive has, and the key of their form."""
-        return len(self._names(action)), self._form_key(action)
+    def expected(self, action: Action) -> Expected:
+        """Return how many values a receive has, and what is known of their form.
+
+        A gradient has the form of its value, and which values have one follows from the steps; only where values decide
+        the path does every message say it.
+        """
+        names = self._names(action)
+        if action.kind == "RECV_F" or self.key is None or action.microbatch is None:
+            return Expected(len(names), self._form_key(action) if action.kind == "RECV_F" else None)
+        place = (action.stage, action.microbatch)
+        return Expected(len(names), None, lambda: self._gradient_forms(place, names))
+
+    def _gradient_forms(self, place: tuple[int, int], names: Sequence[str]) -> tuple[Form, ...] | None:
+        """Return the forms of the gradients that come back for sent values; None before the forward has run."""
+        if place not in self.kept:
+            return None
+        values = self.kept[place].values
+        return tuple(Form.of(values[n]) if self._flows(n, values[n]) else Form.of(None) for n in names)
+
+    def _flows(self, name: str, value: Any) -> bool:
+        """Whether a gradient of a value comes back."""
+        return name in self.active and isinstance(value, torch.Tensor) and value.requires_grad
 
     def incoming(self, action: Action, message: Received) -> None:
         """Keep received values for the forward, or add received gradients for the backward."""
@@ -233,19 +256,28 @@ class StageWorker:
     def backward(self, stage: int, microbatch: int) -> None:
         """Run a stage's backward on one microbatch; leave the gradients of received values for sending."""
         kept = self.kept.pop((stage, microbatch))
+        self.finished[stage, microbatch] = {n: v for n, v in kept.values.items() if n in self.wanted}
         roots, seeds = self._roots(kept, self._gradients.pop((stage, microbatch), {}))
         if roots:
             with self._chance(stage, microbatch):
                 torch.autograd.backward(roots, seeds)
         for (source, target), names in self.layout.edges.items():
             if target == stage:
-                leaf = [kept.leaves.get(name) for name in names]
-                self._sent_gradients[stage, microbatch, source] = [None if t is None else t.grad for t in leaf]
+                self._sent_gradients[stage, microbatch, source] = [self._gradient(n, kept.leaves.get(n)) for n in names]
         for name, tensor in kept.inputs.items():
             if tensor.grad is not None:
                 place = (microbatch, self.layout.program.inputs.index(name))
                 known = self.input_grads.get(place)
                 self.input_grads[place] = tensor.grad if known is None else known + tensor.grad
+
+    def _gradient(self, name: str, leaf: torch.Tensor | None) -> torch.Tensor | None:
+        """Return what goes back for a received value: its gradient, or zeros where the other end waits for one."""
+        if leaf is None or self.key is None:
+            return None if leaf is None else leaf.grad
+        if name not in self.active:
+            assert leaf.grad is None, f"a gradient reached {name}, which the steps do not connect with the loss"
+            return None
+        return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
     @staticmethod
     def _roots(
@@ -262,6 +294,11 @@ class StageWorker:
             elif not isinstance(tensor, torch.Tensor) and name in kept.seeds:
                 pairs += _tree_pairs(tensor, kept.seeds[name])
         return [t for t, _ in pairs], [g for _, g in pairs]
+
+    def value(self, stage: int, microbatch: int, name: str) -> Any:
+        """Return a result of one microbatch, before or after its backward."""
+        kept = self.kept.get((stage, microbatch))
+        return self.finished[stage, microbatch][name] if kept is None else kept.values[name]
 
     def reduce(self, action: Action) -> None:
         """Sum the stage's gradients over its replicas."""

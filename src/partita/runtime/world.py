@@ -68,6 +68,11 @@ class World:
         dist.all_gather_object(found, value)
         return found
 
+    def abort(self) -> None:
+        """Close this rank's connections, so that no other rank waits for it for ever."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
     def group(self, ranks: Sequence[int]) -> Any:
         """Return the process group of ``ranks``; every rank must ask for the same groups in the same order."""
         key = tuple(sorted(ranks))

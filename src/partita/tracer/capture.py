@@ -23,7 +23,7 @@ from partita.tracer.lift import lift
 from partita.tracer.program import Program, refs
 from partita.tracer.record import Recording, Ref, record
 from partita.tracer.rows import CoupledError, Join, RowAnalysis, batch_symbols
-from partita.tracer.signature import Signature, signature_of
+from partita.tracer.signature import Signature, plain_attributes, signature_of
 from partita.tracer.sizes import Binding, Size
 from partita.tracer.skeleton import skeleton
 from partita.tracer.tree import leaves, map_leaves, path_text
@@ -193,11 +193,13 @@ class Tracer:
         self.model = skeleton(model)
         self.device = device
         self.name = type(model).__name__
+        self.stateful: set[str] = set()
 
     def follow(self, model: nn.Module) -> None:
-        """Take over the training flags and trainability of the live model."""
+        """Take over the training flags, plain attributes and trainability of the live model."""
         for mine, live in zip(self.model.modules(), model.modules(), strict=True):
-            mine.training = live.training
+            for name, value in plain_attributes(live).items():
+                object.__setattr__(mine, name, value)
         for mine_p, live_p in zip(self.model.parameters(), model.parameters(), strict=True):
             mine_p.requires_grad_(live_p.requires_grad)
 
@@ -226,7 +228,7 @@ class Tracer:
         shapes = tuple(tuple(t.shape) for t in tensors)
         names = tuple(f"in:{name}" for name in signature.names)
         try:
-            recording = record(self.model, tensors, signature.call, self.device, tied)
+            recording = record(self.model, tensors, signature.call, self.device, tied, self.stateful)
             folded = fold(recording, self.model, names)
         except CaptureError as error:
             if not whole:

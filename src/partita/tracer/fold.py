@@ -10,7 +10,7 @@ channel: values stashed on ``self``, read by other layers, or gathered by hooks.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +106,7 @@ class _Folder:
     moved_later: set[str] = field(init=False)
     steps: list[Step] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
+    paths: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         nodes = self.recording.nodes
@@ -258,6 +259,7 @@ class _Folder:
             self._open(call)
 
     def _open(self, call: Call) -> None:
+        self.paths.add(call.path)
         at = call.start
         for child in call.children:
             self._glue(at, child.start, call)
@@ -312,7 +314,7 @@ class _Folder:
     def _op(self, node: fx.Node, i: int, owner: Call) -> None:
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CaptureError(
-                f"the forward of {owner.path or 'the model'!r} uses {packet(node.target)!r}, which only runs as a whole",
+                f"the forward of {owner.path or 'the model'!r} uses {packet(node.target)!r}, which runs as a whole only",
                 hint="move it into a submodule of its own",
                 module=owner.path,
             )
@@ -430,11 +432,13 @@ class Folded:
         program: The steps.
         names: Node name to value name where they differ.
         opened: Module path to the reason why its call could not be folded.
+        paths: Paths of all modules whose forward was opened: their plain attributes are part of the capture.
     """
 
     program: Program
     names: dict[str, str]
     opened: dict[str, str]
+    paths: frozenset[str]
 
 
 def fold(recording: Recording, model: nn.Module, input_names: tuple[str, ...]) -> Folded:
@@ -455,10 +459,11 @@ def fold(recording: Recording, model: nn.Module, input_names: tuple[str, ...]) -
     folder.names |= dict(zip(recording.inputs, input_names, strict=True))
     steps = folder.run()
     rename: Callable[[str], str] = lambda name: folder.names.get(name, name)  # noqa: E731
+    wanted = {rename(n) for n in [*refs(recording.root.result), *recording.buffer_writes.values()]}
+    steps = _needed(steps, wanted)
+    _house_unread([step for step in steps if not step.replicable], [rename(node) for node in recording.tensors])
     program = Program(
-        steps=tuple(
-            _needed(steps, {rename(n) for n in [*refs(recording.root.result), *recording.buffer_writes.values()]})
-        ),
+        steps=tuple(steps),
         inputs=input_names,
         tensors={rename(node): names for node, names in recording.tensors.items()},
         parameters=frozenset(rename(node) for node in recording.parameters),
@@ -475,7 +480,7 @@ def fold(recording: Recording, model: nn.Module, input_names: tuple[str, ...]) -
     )
     _check_visible(program)
     _check_constants(program)
-    return Folded(program, folder.names, folder.reasons)
+    return Folded(program, folder.names, folder.reasons, frozenset(folder.paths))
 
 
 _NO_GRADIENT = {
@@ -541,6 +546,20 @@ def _needed(steps: list[Step], wanted: set[str]) -> list[Step]:
     for i, step in enumerate(kept):
         step.id = i
     return kept
+
+
+def _house_unread(steps: list[Step], tensors: Sequence[str]) -> None:
+    """Give every parameter and buffer that no step reads a home beside the one registered after it.
+
+    A head that this call does not use belongs near its neighbours, and rather too late than too early: values flow
+    forward, so another call of the model can still bring it what it needs.
+    """
+    reader = {name: step for step in reversed(steps) for name in step.reads}
+    near = steps[-1] if steps else None
+    for name in reversed(tensors):
+        near = reader.get(name, near)
+        if near is not None and name not in near.reads:
+            near.reads = (*near.reads, name)
 
 
 def _check_constants(program: Program) -> None:

@@ -130,7 +130,7 @@ def _autocast_state() -> tuple[Any, ...]:
 class _Recorder:
     """The hooks' state during one trace."""
 
-    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode) -> None:
+    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode, stateful: set[str]) -> None:
         self.model = model
         self.fake_mode = fake_mode
         self.paths = {id(module.__dict__): path for path, module in model.named_modules()}
@@ -141,6 +141,7 @@ class _Recorder:
         self.parameters: set[str] = set()
         self.trainable: set[str] = set()
         self.recording: Recording | None = None
+        self.stateful = stateful
         self.input_tensors: tuple[torch.Tensor, ...] = ()
         self.inputs: tuple[str, ...] = ()
 
@@ -226,8 +227,11 @@ class _Recorder:
         call = self.stack[-1]
         result = self.leave(args, kwargs, result)
         changed = _changed_attributes(self.before[call.path], vars(module))
-        if changed and not call.opaque:
-            call.opaque = f"its forward changes the attribute {changed[0]!r}"
+        if changed:
+            self.stateful.add(call.path)
+            call.opaque = call.opaque or f"its forward changes the attribute {changed[0]!r}"
+        elif call.path in self.stateful:
+            call.opaque = call.opaque or "its forward changes an attribute in another mode"
         if not self.stack:
             self._finish(call)
             raise _RecordedError
@@ -384,6 +388,7 @@ def record(
     call: Callable[[nn.Module, tuple[torch.Tensor, ...]], Any],
     device: str,
     tied: tuple[tuple[int, int], ...] = (),
+    stateful: set[str] | None = None,
 ) -> Recording:
     """Trace one call of a weightless model.
 
@@ -393,6 +398,7 @@ def record(
         call: Calls the model with the user's arguments rebuilt around the given tensors.
         device: Where the parameters will be when the captured program runs.
         tied: Input axes (input, dim) that are taken to have one size, as a condition of the recording.
+        stateful: Paths of modules whose forward is known to change plain attributes; more are added.
 
     Returns:
         The recording.
@@ -411,7 +417,7 @@ def record(
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
     restore = swap_tensors(model, fake)
-    recorder = _Recorder(model, fake_mode)
+    recorder = _Recorder(model, fake_mode, set() if stateful is None else stateful)
 
     def entry_call(given: tuple[torch.Tensor, ...]) -> Any:
         recorder.input_tensors = given

@@ -91,6 +91,14 @@ def signature_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Sign
     return Signature(key=tuple(key), template=template, paths=tuple(paths)), tuple(tensors)
 
 
+PLAIN = (bool, int, float, str, type(None))
+
+
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return a module's own attributes that are plain constants (``training`` among them)."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, PLAIN)}
+
+
 def mode_of(model: nn.Module) -> Hashable:
     """Return what besides the arguments decides the path through a forward: training flags, trainability, grad mode."""
     flags = tuple(module.training for module in model.modules())
