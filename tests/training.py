@@ -79,14 +79,14 @@ def loop_a(model: Any, batch: Batch, loss: Callable[[Any, Any], torch.Tensor]) -
     """The loss outside."""
     value = loss(model(*batch.args, **batch.kwargs), batch.target)
     value.backward()
-    return value
+    return value.detach()
 
 
 def loop_b(model: Any, batch: Batch, loss: Callable[[Any, Any], torch.Tensor]) -> torch.Tensor:
     """The loss in the model."""
     value = model(*batch.args, target=batch.target, **batch.kwargs)
     value.backward()
-    return value
+    return value.detach()
 
 
 def loop_c(model: Any, batch: Batch, loss: Callable[[Any, Any], torch.Tensor]) -> torch.Tensor:
@@ -104,10 +104,10 @@ def train(model: Any, case: Case, loop: Any, *, clip: Callable[[Any], Any] | Non
     for number in range(STEPS):
         batch = case.step(number)
         optimizer.zero_grad()
-        record.losses.append(float(loop(model, batch, case.loss)))
+        record.losses.append(loop(model, batch, case.loss).item())
         record.grads.append(grads_of(model))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP) if clip is None else clip(model)
-        record.norms.append(float(norm))
+        record.norms.append(norm.item())
         optimizer.step()
     record.state = state_of(model)
     return record
@@ -134,18 +134,18 @@ def reference(name: str, loop: str) -> Record:
 def train_loops(name: str, setup: Setup) -> dict[str, Record]:
     """Train a case in all three loops on this rank; the second loop starts from the first one's module, reloaded."""
     case = CASES[name]
-    outside = parallelize(case.build(), case.step(0), setup, loss_fn=case.loss)
-    check_setup(outside, setup, case)
+    outside = parallelize(case.build(), case.example(), setup, loss_fn=case.loss)
+    check_setup(outside, setup)
     records = {"C": train(outside, case, loop_c, clip=lambda pm: pm.clip_grad_norm_(CLIP))}
     outside.load_full_state_dict(case.build().state_dict())
     records["A"] = train(outside, case, loop_a)
-    inside = parallelize(Inside(case.build(), case.loss), case.step(0), setup, inside=True)
-    check_setup(inside, setup, case)
+    inside = parallelize(Inside(case.build(), case.loss), case.example(), setup, inside=True)
+    check_setup(inside, setup)
     records["B"] = train(inside, case, loop_b)
     return records
 
 
-def check_setup(module: Any, setup: Setup, case: Case) -> None:
+def check_setup(module: Any, setup: Setup) -> None:
     """The plan is the one that was asked for: nothing is proved by a plan that does nothing."""
     assert len(module.plan.stages) == setup.pp, module.plan.notes
     assert module.plan.data_degree == setup.dp, module.plan.notes

@@ -36,18 +36,25 @@ class Case:
         make: Makes the model.
         batch: Gives a step's batch from its number and the number of rows.
         loss: The loss of output and target.
-        rows: Rows of a batch.
+        rows: Rows of a step's batch; the example has eight.
+        coupled: The rows depend on each other, so that only a plan without replicas is right.
     """
 
     make: Callable[[], nn.Module]
     batch: Callable[[int, int], Batch]
     loss: Callable[[Any, Any], torch.Tensor]
     rows: int = 8
+    coupled: bool = False
 
     def build(self) -> nn.Module:
         """Return the model, always with the same weights."""
         torch.manual_seed(7)
         return self.make().double()
+
+    def example(self) -> Batch:
+        """Return the batch that the model is captured with."""
+        torch.manual_seed(99)
+        return self.batch(0, 8)
 
     def step(self, number: int) -> Batch:
         """Return the batch of a step."""
@@ -374,8 +381,8 @@ CASES: dict[str, Case] = {
     "repeated": Case(Repeated, vectors, mean_loss),
     "own_backward": Case(OwnBackward, vectors, mean_loss),
     "in_place": Case(InPlace, vectors, mean_loss),
-    "normed": Case(Normed, vectors, mean_loss),
-    "counting": Case(Counting, vectors, mean_loss),
+    "normed": Case(Normed, vectors, mean_loss, coupled=True),
+    "counting": Case(Counting, vectors, mean_loss, coupled=True),
     "gated": Case(Gated, vectors, mean_loss),
     "ragged": Case(Chain, vectors, mean_loss, rows=5),
     "few_rows": Case(TiedWords, words, word_loss, rows=2),

@@ -5,11 +5,17 @@ import pytest
 from tests.training import LOOPS, SETUPS, differences, reference, train_loops
 from tests.zoo import CASES
 
-# Every case on a plain pipeline or on all kinds of parallelism at once, and the simplest ones on every plan.
-ALL_PLANS = ("chain", "tied_words", "ragged")
-RUNS = [
-    (case, setup) for case in CASES for setup in (SETUPS if case in ALL_PLANS else ("pp2xdp2", "pp3"))
-]
+# The simplest cases on every plan, the others where everything comes together and on a longer pipeline.
+EVERYWHERE = ("chain", "tied_words", "ragged")
+
+
+def setups_of(name):
+    if name in EVERYWHERE:
+        return list(SETUPS)
+    return ["pp2", "pp3"] if CASES[name].coupled else ["pp2xdp2", "pp3"]
+
+
+RUNS = [(name, setup) for name in CASES for setup in setups_of(name)]
 
 
 @pytest.mark.parametrize(("case", "setup"), RUNS)

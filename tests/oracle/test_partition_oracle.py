@@ -7,8 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from partita.partitioner import exact_dp
+from partita.partitioner.bounds import work_bound
 from partita.partitioner.exact_dp import least_excess, solve_dp
-from partita.partitioner.problem import evaluate, is_ordered, work_bound
+from partita.partitioner.problem import evaluate, is_ordered
 from partita.partitioner.solvers import solve_slots
 from tests.property.pipeline_strategies import pipeline_problems
 

@@ -188,6 +188,15 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
+def _load_everything(steps: int) -> None:
+    """Train a tiny plain model, so that the libraries' code is in memory and does not count as the training's."""
+    from partita.demo import script, task
+
+    tiny = task.make_model(width=32, layers=1)
+    for _ in script.train(tiny, task.make_optimizer(tiny), task.batches(steps)):
+        pass
+
+
 def _train(pipe: Connection, rank: int, count: int, steps: int, folder: Path) -> Done:
     import torch
     import torch.distributed as dist
@@ -196,7 +205,7 @@ def _train(pipe: Connection, rank: int, count: int, steps: int, folder: Path) ->
     from partita.demo.memory import MemoryMeter
 
     torch.set_num_threads(1)
-    task.make_model()  # imports the model's code while the parent is still planning
+    _load_everything(steps=2)  # while the parent is still planning
     plan: Path = pipe.recv()
     rendezvous = f"file://{folder / 'rendezvous'}"
     dist.init_process_group(

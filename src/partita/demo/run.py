@@ -24,10 +24,10 @@ from partita.demo.ranks import Done, Ranks, Ready, Step
 from partita.ir.cluster import Cluster
 from partita.ir.graph import ModelGraph
 from partita.ir.plan import Plan
-from partita.ir.request import Limits
+from partita.ir.request import Limits, Search
 from partita.units import format_bandwidth, format_bytes, format_flops, format_seconds
 
-STEPS = 120
+STEPS = 80
 """Steps by default: enough to pass `TARGET_LOSS`."""
 TARGET_LOSS = 3.0
 """What the loss has to fall below, on average over the last steps, in `STEPS` steps."""
@@ -175,9 +175,12 @@ def _plan(cluster: Cluster, folder: Path) -> Plan:
     if need > limit:
         print(
             f"Say that each of the {cluster.num_devices} processes may use {format_bytes(limit)}. Weights, gradients and "
-            f"AdamW's state alone take {format_bytes(need)}:\nthe model cannot be trained on one of them.\n"
+            f"AdamW's state alone take {format_bytes(need)}:\nthe model cannot be trained on one of them."
         )
-    plan = api.plan(graph, cluster=cluster, optimizer="adamw", limits=Limits(global_batch=task.ROWS))
+    search = Search(dp=2) if cluster.num_devices in {4, 6, 8} else Search()
+    wish = "2 replicas, to show pipeline and data parallelism at once; the rest" if search.dp else "everything"
+    print(f"Asked for: {wish} is the planner's choice.\n")
+    plan = api.plan(graph, cluster=cluster, optimizer="adamw", limits=Limits(global_batch=task.ROWS), search=search)
     shown = report(plan)
     print(shown.text(colour=colour_wanted(sys.stdout, os.environ), width=terminal_width(sys.stdout)), flush=True)
     plan.save(folder / "plan.json")

@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import LambdaLR
+
 import partita
 from partita.demo import task
 
@@ -34,9 +37,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: Iterator[Map
     Yields:
         The loss of each step.
     """
+    schedule = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / task.WARM_UP))
     for batch in data:
         loss = model(**batch).loss
         loss.backward()
+        clip_grad_norm_(model.parameters(), task.LARGEST_NORM)
         optimizer.step()
         optimizer.zero_grad()
+        schedule.step()
         yield loss.item()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from partita.partitioner.problem import PipelineProblem, StageSolution, evaluate, work_bound
+from partita.partitioner.bounds import work_bound
+from partita.partitioner.problem import PipelineProblem, StageSolution, evaluate
 
 
 def solve_uniform(problem: PipelineProblem) -> StageSolution:

@@ -23,8 +23,9 @@ from math import inf, nextafter
 
 import numpy as np
 
+from partita.partitioner.bounds import work_bound
 from partita.partitioner.ideals import Bools, Floats, Ideals, enumerate_ideals, linear_families
-from partita.partitioner.problem import PipelineProblem, SolutionStatus, StageSolution, evaluate, work_bound
+from partita.partitioner.problem import PipelineProblem, SolutionStatus, StageSolution, evaluate
 from partita.partitioner.tables import Tables, build_tables
 
 MAX_IDEALS = 2_000

@@ -17,7 +17,8 @@ from partita.cost.model import CostModel, ItemsCost
 from partita.ir.cluster import Cluster, DeviceSpec, Link
 from partita.ir.plan import Estimate
 from partita.partitioner.blockgraph import BlockGraph, Holding
-from partita.partitioner.problem import Net, ParameterGroup, PipelineProblem, lower_bound
+from partita.partitioner.bounds import lower_bound
+from partita.partitioner.problem import Net, ParameterGroup, PipelineProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

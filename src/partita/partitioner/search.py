@@ -1,7 +1,7 @@
 """Which configurations are solved: a best-first search with bounds.
 
 Each configuration has a lower bound that needs no devices, from the seconds of its blocks on the fastest kind
-(`ConfigurationSearch.compute_bound`, equation (7) of `partita.partitioner.problem`), and a sharper one with its
+(`ConfigurationSearch.compute_bound`, equation (7) of `partita.partitioner.bounds`), and a sharper one with its
 reductions once it is placed (`Pricer.bound`).  Configurations are looked at by ascending bound.  One
 whose bound reaches the incumbent is *pruned*: it cannot be better.  The others are solved.  When all are solved or
 pruned, the smallest bound met is a bound of the whole space, and equals the incumbent if every solution was proved.
@@ -17,10 +17,11 @@ from math import inf
 
 from partita.partitioner import PARTITIONERS
 from partita.partitioner.baselines import solve_greedy, solve_uniform
+from partita.partitioner.bounds import lower_bound
 from partita.partitioner.configurations import Ranks, Shape, Space, placements
 from partita.partitioner.exact_dp import make_tables, solve_dp
 from partita.partitioner.pricing import Configuration, Pricer
-from partita.partitioner.problem import PipelineProblem, SolutionStatus, StageSolution, lower_bound
+from partita.partitioner.problem import PipelineProblem, SolutionStatus, StageSolution
 from partita.partitioner.solvers import solve_slots
 from partita.partitioner.tables import Tables
 

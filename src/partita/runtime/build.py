@@ -15,7 +15,7 @@ from partita.ir.serde import from_json, to_json
 from partita.runtime.engine import Engine, Seat
 from partita.runtime.gradients import GradientBook
 from partita.runtime.module import ParallelModule
-from partita.runtime.placement import live_model, place
+from partita.runtime.placement import Placement, live_model, place
 from partita.runtime.stages import lay_out, planned_stages
 from partita.runtime.state import StateKeeper
 from partita.runtime.transport import ProcessGroupTransport
@@ -132,9 +132,12 @@ def build(
     stage_of = planned_stages(captured.traced.program, plan)
     layout = lay_out(captured.traced.program, stage_of, len(plan.stages))
     placement = place(layout, plan, model)
+    redundant = captured.unseen
+    if redundant:  # every rank computes everything, so nothing has to be reduced
+        placement = Placement(placement.stages, dict.fromkeys(placement.ranks, tuple(range(world.size))))
     root = live_model(model, placement, world.rank, world.device)
     parameters = {n: p for n, p in root.named_parameters() if not p.is_meta}
-    shared = placement.shared([n for n, _ in root.named_parameters()])
+    shared = [] if redundant else placement.shared([n for n, _ in root.named_parameters()])
     groups = {tuple(sorted(s.ranks)): world.group(s.ranks) for s in shared if len(s.ranks) > 1}
     seat = seat_of(plan, world.rank)
     lanes = [stage.ranks[seat.replica if seat else 0] for stage in plan.stages]
@@ -144,5 +147,13 @@ def build(
     variants = Variants(captured, plan, stage_of, placement, root)
     keeper = StateKeeper(root, placement, world, missing=_without_values(model))
     return ParallelModule(
-        root=root, plan=plan, world=world, engine=engine, variants=variants, keeper=keeper, loss_fn=loss_fn, show=show
+        root=root,
+        plan=plan,
+        world=world,
+        engine=engine,
+        variants=variants,
+        keeper=keeper,
+        loss_fn=loss_fn,
+        show=show,
+        redundant=redundant,
     )

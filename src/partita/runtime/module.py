@@ -99,13 +99,15 @@ class ParallelModule(nn.Module):
         keeper: StateKeeper,
         loss_fn: Callable[[Any, Any], Any] | None,
         show: Callable[[Plan], str] = Plan.explain,
+        redundant: bool = False,
     ) -> None:
         super().__init__()
         for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[table] = getattr(root, table)  # the tree *is* the user's tree: names without a prefix
         self.training = root.training
         object.__setattr__(self, "_engine", engine)
-        self._variants, self._keeper, self._world, self._show = variants, keeper, world, show
+        self._variants, self._keeper, self._world = variants, keeper, world
+        self._show, self._redundant = show, redundant
         self._losses = None if loss_fn is None else LossBook(loss_fn, world.device)
         self._anchor = torch.zeros((), requires_grad=True)
         self.plan = plan
@@ -154,14 +156,15 @@ class ParallelModule(nn.Module):
     # -- calls ---------------------------------------------------------------------------------------------------------
     @property
     def _alone(self) -> bool:
-        """The plan is to do nothing: one stage, one replica, one microbatch."""
-        return self._world.size == 1 and len(self.plan.stages) == 1 and self.plan.num_microbatches == 1
+        """This rank runs the whole model by itself: there is one rank with one microbatch, or all do the same."""
+        small = len(self.plan.stages) == 1 and self.plan.num_microbatches == 1
+        return self._redundant or (self._world.size == 1 and small)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model with the whole batch; every rank passes the same and gets the same."""
+        self._keeper.check_loaded()
         if self._alone:
             return self._root(*args, **kwargs)
-        self._keeper.check_loaded()
         call = self._variants.prepare(args, kwargs)
         if self.training and torch.is_grad_enabled():
             name = loss_value(call.variant.traced.program)
@@ -214,11 +217,12 @@ class ParallelModule(nn.Module):
             loss = self._own_loss(self(*args, **kwargs))
             loss.backward()
             return loss.detach()
+        self._keeper.check_loaded()
         if self._alone:
             loss = self._losses.whole(self._root(*args, **kwargs), target)
-            loss.backward()
+            if loss.requires_grad:
+                loss.backward()
             return loss.detach()
-        self._keeper.check_loaded()
         call = self._variants.prepare(args, kwargs)
         additive = self._additive(call, target)
         if additive is None:
@@ -292,7 +296,8 @@ class ParallelModule(nn.Module):
             raise RuntimeError(
                 f"the gradient norm of order {norm_type} is {float(norm)}, so gradients cannot be clipped"
             )
-        return norm.to(torch.float32)
+        wide = any(p.dtype in {torch.float64, torch.complex128} for p in self.parameters())
+        return norm.to(torch.float64 if wide else torch.float32)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False

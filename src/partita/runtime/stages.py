@@ -126,8 +126,7 @@ def follow_stages(
         if choice is None:
             raise ExecutionError(
                 f"{step.name!r} needs values of stage {lowest}, but its parameters are on stages {allowed or 'apart'}",
-                hint="this call takes another path than the planned one; plan with Search(pp=1), or with this call as the "
-                "example",
+                hint="this call takes another path than the planned one; plan with Search(pp=1)",
             )
         found[step.id] = choice
         for name in step.writes:

@@ -193,7 +193,7 @@ class Tracer:
         self.model = skeleton(model)
         self.device = device
         self.name = type(model).__name__
-        self.stateful: set[str] = set()
+        self.stateful: dict[str, str] = {}
 
     def follow(self, model: nn.Module) -> None:
         """Take over the training flags, plain attributes and trainability of the live model."""
@@ -228,7 +228,7 @@ class Tracer:
         shapes = tuple(tuple(t.shape) for t in tensors)
         names = tuple(f"in:{name}" for name in signature.names)
         try:
-            recording = record(self.model, tensors, signature.call, self.device, tied, self.stateful)
+            recording = record(self.model, tensors, signature.call, self.device, tied=tied, stateful=self.stateful)
             folded = fold(recording, self.model, names)
         except CaptureError as error:
             if not whole:
@@ -377,6 +377,21 @@ class Captured:
     rows: Rows | None
     graph: ModelGraph
 
+    @property
+    def unseen(self) -> bool:
+        """Whether there was no example to capture."""
+        return self.traced.recording is None and not self.traced.signature.paths
+
+
+def _capture_unseen(model: nn.Module, device: str) -> Captured:
+    """Return what can be said of a model without an example: it is kept whole."""
+    signature, _ = signature_of((), {})
+    tracer = Tracer(model, device)
+    refusal = "there is no example of a call"
+    traced = Traced(signature, (), whole_program(tracer.model, signature, (), ()), None, None, refusal=refusal)
+    notes = ("every rank runs the whole model on the whole batch: give an example to divide the work",)
+    return Captured(tracer, traced, None, graph_of(model, traced, None, notes))
+
 
 def has_weights(model: nn.Module) -> bool:
     """Whether every parameter and buffer has data."""
@@ -400,7 +415,7 @@ def capture_model(
 
     Args:
         model: On CPU, on a device, or on meta.
-        example: See `examples_of`; several of different sizes must give the same program.
+        example: See `examples_of`; None keeps the model whole.
         device: Where the program will run.
         verify: Compare with the real model where there are weights.
         agree: Runs what has to be tried on numbers on one rank and gives every rank its answer.
@@ -411,6 +426,8 @@ def capture_model(
     Raises:
         CaptureError: If the capture differs from the model.
     """
+    if example is None:
+        return _capture_unseen(model, device)
     examples: Sequence[Example] = examples_of(example)
     signature, tensors = signature_of(examples[0].args, examples[0].kwargs)
     tracer = Tracer(model, device)

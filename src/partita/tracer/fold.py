@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from partita.errors import CaptureError
 from partita.tracer.program import Program, Step, refs
 from partita.tracer.record import Call, Recording, Ref
-from partita.tracer.sizes import Size, depends_on_values, expression_of
+from partita.tracer.sizes import Size, depends_on_values, evaluate, expression_of
 from partita.tracer.tree import map_leaves, path_text
 
 _SILENT = {
@@ -115,7 +115,7 @@ class _Folder:
         self.fixed = {name: name for name in (*self.recording.tensors, *self.recording.constants)}
         self.readers = {}
         for i, n in enumerate(nodes):
-            for name in self.reads_of(n):
+            for name in [] if self.is_size(n) else self.reads_of(n):
                 self.readers.setdefault(name, []).append(i)
             root = self._in_place_root(n)
             if root is not None:
@@ -314,7 +314,7 @@ class _Folder:
     def _op(self, node: fx.Node, i: int, owner: Call) -> None:
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CaptureError(
-                f"the forward of {owner.path or 'the model'!r} uses {packet(node.target)!r}, which runs as a whole only",
+                f"the forward of {owner.path or 'the model'!r} uses {packet(node.target)!r}: it only runs as a whole",
                 hint="move it into a submodule of its own",
                 module=owner.path,
             )
@@ -378,14 +378,21 @@ class _Folder:
             self._regions = list(node_regions(self.recording))
         return self._regions
 
+    def settled(self, leaf: Any, name: Callable[[str], str]) -> Any:
+        """Rename a value, and bring a size to what the whole trace has learnt about sizes."""
+        if isinstance(leaf, Ref):
+            return Ref(name(leaf.name))
+        if not isinstance(leaf, Size):
+            return leaf
+        expression = self.recording.settle(leaf.expression)
+        return Size(expression, leaf.kind) if expression.free_symbols else leaf.kind(evaluate(expression, {}))
+
     def _add(self, **fields: Any) -> None:
         def name(node: str) -> str:
             return self.names.get(node, node)
 
         for key in ("args", "kwargs", "result"):
-            fields[key] = map_leaves(
-                lambda _path, leaf: Ref(name(leaf.name)) if isinstance(leaf, Ref) else leaf, fields[key]
-            )
+            fields[key] = map_leaves(lambda _path, leaf: self.settled(leaf, name), fields[key])
         for key in ("reads", "writes"):
             fields[key] = tuple(dict.fromkeys(name(n) for n in fields[key]))
         fields["moved"] = tuple((name(b), name(a)) for b, a in fields["moved"])
@@ -469,9 +476,7 @@ def fold(recording: Recording, model: nn.Module, input_names: tuple[str, ...]) -
         parameters=frozenset(rename(node) for node in recording.parameters),
         constants={rename(node): tensor for node, tensor in recording.constants.items()},
         sizes=recording.sizes,
-        result=map_leaves(
-            lambda _p, leaf: Ref(rename(leaf.name)) if isinstance(leaf, Ref) else leaf, recording.root.result
-        ),
+        result=map_leaves(lambda _path, leaf: folder.settled(leaf, rename), recording.root.result),
         buffer_writes={name: rename(node) for name, node in recording.buffer_writes.items()},
         changed=frozenset(rename(node) for node in folder.changed()),
         storage=_storages(recording, rename),

@@ -29,7 +29,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from partita.errors import CaptureError
 from partita.tracer.sizes import Size, SizeRules, depends_on_values, expression_of, rules_from, settled
 from partita.tracer.skeleton import named_tensors, swap_tensors
-from partita.tracer.tree import Marker, map_leaves
+from partita.tracer.tree import PLAIN, Marker, map_leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _autocast_state() -> tuple[Any, ...]:
 class _Recorder:
     """The hooks' state during one trace."""
 
-    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode, stateful: set[str]) -> None:
+    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode, stateful: Mapping[str, str]) -> None:
         self.model = model
         self.fake_mode = fake_mode
         self.paths = {id(module.__dict__): path for path, module in model.named_modules()}
@@ -144,6 +144,8 @@ class _Recorder:
         self.stateful = stateful
         self.input_tensors: tuple[torch.Tensor, ...] = ()
         self.inputs: tuple[str, ...] = ()
+        self.buffers: dict[str, dict[str, torch.Tensor | None]] = {}
+        self.changed: dict[str, str] = {}
 
     # -- nodes of values -----------------------------------------------------------------------------------------------
     @property
@@ -228,16 +230,16 @@ class _Recorder:
         result = self.leave(args, kwargs, result)
         changed = _changed_attributes(self.before[call.path], vars(module))
         if changed:
-            self.stateful.add(call.path)
-            call.opaque = call.opaque or f"its forward changes the attribute {changed[0]!r}"
-        elif call.path in self.stateful:
-            call.opaque = call.opaque or "its forward changes an attribute in another mode"
+            self.changed[call.path] = changed[0]
+        if call.path in self.stateful and not call.opaque:
+            call.opaque = f"its forward changes the attribute {self.stateful[call.path]!r}"
         if not self.stack:
             self._finish(call)
             raise _RecordedError
         return result
 
     def _note_tensors(self) -> None:
+        self.buffers = {path: dict(module._buffers) for path, module in self.model.named_modules()}
         self.inputs = tuple(self.node_of(tensor) or "" for tensor in self.input_tensors)
         self.trainable = {
             name for name, tensor in zip(self.inputs, self.input_tensors, strict=True) if tensor.requires_grad
@@ -277,7 +279,7 @@ class _Recorder:
         writes: dict[str, str] = {}
         for path, module in self.model.named_modules():
             for name, tensor in module._buffers.items():
-                if tensor is not None and tensor is not self.before[path]["_buffer_copy"].get(name):
+                if tensor is not None and tensor is not self.buffers[path].get(name):
                     writes[f"{path}.{name}" if path else name] = self.node_of(tensor) or "<untracked>"
         return writes
 
@@ -300,15 +302,12 @@ def _refs(tree: Any) -> list[str]:
     return found
 
 
-_PLAIN = (bool, int, float, str, type(None))
-
-
 def _changed_attributes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return the names of plain attributes whose value a forward changed."""
     return [
         name
         for name, value in after.items()
-        if isinstance(value, _PLAIN)
+        if isinstance(value, PLAIN)
         and (name not in before or (before[name] != value or type(before[name]) is not type(value)))
     ]
 
@@ -364,8 +363,8 @@ def _hooked(recorder: _Recorder) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _restored_attributes(recorder: _Recorder) -> Iterator[None]:
-    """Undo what the traced forward did to the copy's own attributes."""
+def _restored_attributes(recorder: _Recorder, *, settle: bool) -> Iterator[None]:
+    """Undo what the traced forward did to the copy's own attributes, except plain constants if they are to settle."""
     for path, module in recorder.model.named_modules():
         recorder.before[path] = {**vars(module), "_buffer_copy": dict(module._buffers)}
     try:
@@ -373,13 +372,21 @@ def _restored_attributes(recorder: _Recorder) -> Iterator[None]:
     finally:
         for path, module in recorder.model.named_modules():
             before = recorder.before[path]
-            for name in [name for name in vars(module) if name not in before]:
+            kept = {n: v for n, v in vars(module).items() if settle and isinstance(v, PLAIN)}
+            for name in [name for name in vars(module) if name not in before and name not in kept]:
                 object.__delattr__(module, name)
             for name, value in before.items():
-                if name != "_buffer_copy" and vars(module).get(name) is not value:
+                if name != "_buffer_copy" and name not in kept and vars(module).get(name) is not value:
                     vars(module)[name] = value
             for name, value in before["_buffer_copy"].items():
                 module._buffers[name] = value
+
+
+FREEDOM = ("all", "leading", "none")
+"""Which axes of the inputs get symbols: all, the leading ones, none.
+
+Models that do arithmetic which symbols cannot follow are traced with fewer; the fixed sizes are then conditions of the
+capture."""
 
 
 def record(
@@ -387,18 +394,22 @@ def record(
     tensors: tuple[torch.Tensor, ...],
     call: Callable[[nn.Module, tuple[torch.Tensor, ...]], Any],
     device: str,
+    *,
     tied: tuple[tuple[int, int], ...] = (),
-    stateful: set[str] | None = None,
+    stateful: dict[str, str] | None = None,
 ) -> Recording:
     """Trace one call of a weightless model.
 
+    A forward that changes plain attributes is traced again: what it set up once (a cache flag, a hook) is then settled;
+    what changes with every call is state, and its module must run as it is.
+
     Args:
-        model: A `skeleton`; it is left as it was.
+        model: A `skeleton`; it keeps what its forward settles, and is otherwise left as it was.
         tensors: The input tensors of the example (only shapes, dtypes and flags matter).
         call: Calls the model with the user's arguments rebuilt around the given tensors.
         device: Where the parameters will be when the captured program runs.
         tied: Input axes (input, dim) that are taken to have one size, as a condition of the recording.
-        stateful: Paths of modules whose forward is known to change plain attributes; more are added.
+        stateful: Path to attribute of the modules whose forward is known to change it; more are added.
 
     Returns:
         The recording.
@@ -406,6 +417,38 @@ def record(
     Raises:
         CaptureError: If the model's forward cannot be traced, with the user's file and line.
     """
+    known = {} if stateful is None else stateful
+    refusal: CaptureError | None = None
+    for freedom in FREEDOM:
+        try:
+            recording, changed = _trace(model, tensors, call, device, tied, known, freedom=freedom, settle=True)
+            if changed.keys() - known.keys():
+                recording, again = _trace(model, tensors, call, device, tied, known, freedom=freedom)
+                known |= again
+            if changed.keys() & known.keys():
+                recording, _ = _trace(model, tensors, call, device, tied, known, freedom=freedom)
+        except CaptureError as error:
+            refusal = refusal or error
+            if error.data.get("final"):
+                break
+        else:
+            return recording
+    assert refusal is not None
+    raise refusal
+
+
+def _trace(
+    model: nn.Module,
+    tensors: tuple[torch.Tensor, ...],
+    call: Callable[[nn.Module, tuple[torch.Tensor, ...]], Any],
+    device: str,
+    tied: tuple[tuple[int, int], ...],
+    stateful: Mapping[str, str],
+    *,
+    freedom: str,
+    settle: bool = False,
+) -> tuple[Recording, dict[str, str]]:
+    """Trace once; return the recording and the attributes that changed, by module path."""
     fake_mode = FakeTensorMode(
         shape_env=ShapeEnv(tracked_fakes=[], trace_asserts=True, prefer_deferred_runtime_asserts_over_guards=False),
         allow_non_fake_inputs=True,
@@ -417,7 +460,7 @@ def record(
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
     restore = swap_tensors(model, fake)
-    recorder = _Recorder(model, fake_mode, set() if stateful is None else stateful)
+    recorder = _Recorder(model, fake_mode, stateful)
 
     def entry_call(given: tuple[torch.Tensor, ...]) -> Any:
         recorder.input_tensors = given
@@ -427,11 +470,12 @@ def record(
 
     entry = _Entry(model, entry_call)
     entry.training = model.training
-    dynamic = {"tensors": tuple(dict.fromkeys(range(t.ndim), torch.export.Dim.AUTO) for t in tensors)}
+    most = {"all": max((t.ndim for t in tensors), default=0), "leading": 1, "none": 0}[freedom]
+    dynamic = {"tensors": tuple(dict.fromkeys(range(min(t.ndim, most)), torch.export.Dim.AUTO) for t in tensors)}
     try:
         with (
             _quiet(),
-            _restored_attributes(recorder),
+            _restored_attributes(recorder, settle=settle),
             _hooked(recorder),
             _patched_functions(recorder),
             tracing(TracingContext(fake_mode)),
@@ -447,7 +491,7 @@ def record(
         raise CaptureError(
             f"{type(model).__name__} returned without a recorded call", hint="call the model through its forward"
         )
-    return recorder.recording
+    return recorder.recording, recorder.changed
 
 
 def _stand_ins(tensors: tuple[torch.Tensor, ...], device: str) -> tuple[torch.Tensor, ...]:
@@ -473,4 +517,5 @@ def _refusal(model: nn.Module, recorder: _Recorder, error: Exception) -> Capture
         hint="a branch or loop on tensor values keeps its module from being cut; put it into a submodule of its own",
         module=where,
         place=place,
+        final="data-dependent" in text,
     )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita.tracer.tree import Marker, Path, map_leaves, path_text
+from partita.tracer.tree import PLAIN, Marker, Path, map_leaves, path_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,6 @@ def signature_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Sign
 
     template = map_leaves(leaf, (tuple(args), dict(kwargs)))
     return Signature(key=tuple(key), template=template, paths=tuple(paths)), tuple(tensors)
-
-
-PLAIN = (bool, int, float, str, type(None))
 
 
 def plain_attributes(module: nn.Module) -> dict[str, Any]:

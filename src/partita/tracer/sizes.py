@@ -137,6 +137,8 @@ def settled(shape_env: Any) -> Callable[[Any], sympy.Basic]:
     """Return a function from a size to its expression under everything that the trace has learnt."""
 
     def settle(size: Any) -> sympy.Basic:
+        if isinstance(size, sympy.Basic):
+            return shape_env.replace(size)
         expression = expression_of(size)
         return sympy.Integer(size) if expression is None else shape_env.replace(expression)
 

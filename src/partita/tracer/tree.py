@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Path = tuple[str | int, ...]
+PLAIN = (bool, int, float, str, type(None))
+"""Types of plain constants."""
 
 
 class Marker:

@@ -4,7 +4,8 @@ from math import inf
 import pytest
 
 from partita.partitioner import PARTITIONERS
-from partita.partitioner.problem import Net, ParameterGroup, PipelineProblem, evaluate, work_bound
+from partita.partitioner.bounds import work_bound
+from partita.partitioner.problem import Net, ParameterGroup, PipelineProblem, evaluate
 
 CHAIN = PipelineProblem(
     num_stages=2,

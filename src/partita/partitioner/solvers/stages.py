@@ -28,6 +28,7 @@ from math import floor, inf
 import networkx as nx
 from ortools.sat.python import cp_model
 
+from partita.partitioner.bounds import work_bound
 from partita.partitioner.problem import (
     Evaluation,
     Net,
@@ -36,7 +37,6 @@ from partita.partitioner.problem import (
     SolutionStatus,
     StageSolution,
     evaluate,
-    work_bound,
 )
 
 UNITS = 10_000_000
