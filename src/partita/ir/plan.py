@@ -1,5 +1,6 @@
-"""The plan: the decision as a verified, versioned, human-readable artefact, and everything a reader or a runtime
-needs to act on it.
+"""The plan: the decision as a verified, versioned, human-readable artefact.
+
+It holds everything that a reader or a runtime needs to act on it.
 """
 
 from __future__ import annotations
@@ -206,7 +207,8 @@ class SolveReport:
 
     Attributes:
         method: Solver name (``"dp"``, ``"ilp"``).
-        status: ``optimal`` if the bound meets the objective, ``feasible`` if a limit ended the search, ``given`` for a plan by hand.
+        status: ``optimal`` if the bound meets the objective, ``feasible`` if a limit ended the search, ``given`` for a
+            plan by hand.
         objective: Seconds per step under the planner's cost model.
         bound: No plan of the searched space is below this many seconds.
         space: What was searched, and what it leaves out.

@@ -27,8 +27,8 @@ class Limits:
     """What a plan has to respect.
 
     Attributes:
-        memory_bytes: Bytes that one device may use: one number for all, one per rank (0 excludes the device), or None for
-            the devices' own memory.
+        memory_bytes: Bytes that one device may use: one number for all, one per rank (0 excludes the device), or None
+            for the devices' own memory.
         num_microbatches: Microbatches per step and replica, or None to let the planner choose.
         global_batch: Rows per step over all replicas, or None for the example's.
         solve_s: Seconds that the search may take.

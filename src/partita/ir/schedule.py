@@ -2,7 +2,10 @@
 
 Grammar (one action, no blanks)::
 
-    action     := STAGE compute MICROBATCH | STAGE send MICROBATCH ">" STAGE | STAGE recv MICROBATCH "<" STAGE | STAGE "REDUCE_GRAD"
+    action     := STAGE compute MICROBATCH
+                | STAGE send MICROBATCH ">" STAGE
+                | STAGE recv MICROBATCH "<" STAGE
+                | STAGE "REDUCE_GRAD"
     compute    := "F" | "B" | "I" | "W"
     send       := "SEND_F" | "SEND_B"
     recv       := "RECV_F" | "RECV_B"
