@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from tests.multiprocess.nursery import Answer, Task
 
-GRACE_S = 3.0
+GRACE_S = 2.0
 """How long the other ranks may go on after one has failed: their errors are consequences."""
 DUMP_S = 0.5
 """How long a rank has for writing its stacks."""
@@ -153,7 +153,7 @@ class Pool:
                     answers[rank] = pickle.loads(workers[rank].connection.recv_bytes())
                 except (EOFError, ConnectionResetError):
                     text = f"rank {rank} of {len(workers)} ended without an answer"
-                    answers[rank] = Answer(error=RankEndedError(text), failed_at=time.monotonic())
+                    answers[rank] = Answer(error=RankEndedError(text), failed_at=0.0)  # errors of others follow from it
                 answer = answers[rank]
                 if answer is not None and answer.error is not None:
                     deadline = min(deadline, time.monotonic() + GRACE_S)

@@ -5,6 +5,8 @@ import pytest
 from tests.training import LOOPS, SETUPS, differences, reference, train_loops
 from tests.zoo import CASES
 
+LIMIT_S = 30.0
+
 # The simplest cases on every plan, the others where everything comes together and on a longer pipeline.
 EVERYWHERE = ("chain", "tied_words", "ragged")
 
@@ -20,7 +22,7 @@ RUNS = [(name, setup) for name in CASES for setup in setups_of(name)]
 
 @pytest.mark.parametrize(("case", "setup"), RUNS)
 def test_the_three_loops_equal_the_plain_model(pool, case, setup):
-    ranks = pool.run(train_loops, SETUPS[setup].ranks, case, SETUPS[setup])
+    ranks = pool.run(train_loops, SETUPS[setup].ranks, case, SETUPS[setup], seconds=LIMIT_S)
     for loop in LOOPS:
         expected = reference(case, loop)
         found = {rank: differences(records[loop], expected) for rank, records in enumerate(ranks)}

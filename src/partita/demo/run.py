@@ -37,6 +37,8 @@ LARGEST_DIFFERENCE = 1e-4
 """Allowed difference of a step's loss between one process and all, relative."""
 WARM_UP = 3
 """First steps that do not count as step times."""
+MICROBATCHES = 4
+"""Per step and replica: of two rows each, since GPT-2 of transformers runs another program for a single row."""
 MEMORY_BYTES = 64 * 2**20
 """What the demo's devices have: less than the model needs to be trained on one of them."""
 
@@ -177,10 +179,11 @@ def _plan(cluster: Cluster, folder: Path) -> Plan:
             f"Say that each of the {cluster.num_devices} processes may use {format_bytes(limit)}. Weights, gradients and "
             f"AdamW's state alone take {format_bytes(need)}:\nthe model cannot be trained on one of them."
         )
+    limits = Limits(global_batch=task.ROWS, num_microbatches=MICROBATCHES)
     search = Search(dp=2) if cluster.num_devices in {4, 6, 8} else Search()
-    wish = "2 replicas, to show pipeline and data parallelism at once; the rest" if search.dp else "everything"
-    print(f"Asked for: {wish} is the planner's choice.\n")
-    plan = api.plan(graph, cluster=cluster, optimizer="adamw", limits=Limits(global_batch=task.ROWS), search=search)
+    wish = "2 replicas, to show pipeline and data parallelism at once, and " if search.dp else ""
+    print(f"Asked for: {wish}{MICROBATCHES} microbatches; the rest is the planner's choice.\n")
+    plan = api.plan(graph, cluster=cluster, optimizer="adamw", limits=limits, search=search)
     shown = report(plan)
     print(shown.text(colour=colour_wanted(sys.stdout, os.environ), width=terminal_width(sys.stdout)), flush=True)
     plan.save(folder / "plan.json")

@@ -90,8 +90,8 @@ def honest_line(plan: Plan) -> str:
 def _gap(plan: Plan) -> str:
     """Say how far from the optimum the plan can be at most.
 
-    The bound holds for the cost model's objective; where the simulated step is shorter than that (overlap), it is no bound
-    of the step, and the line says so.
+    The bound holds for the cost model's objective; where the simulated step is shorter than that (overlap), it is no
+    bound of the step, and the line says so.
     """
     bound, objective = format_seconds(plan.solve.bound), format_seconds(plan.solve.objective)
     told = f"bound {bound}" if plan.solve.bound <= plan.predicted.step_time_s else f"of the cost model's {objective}"

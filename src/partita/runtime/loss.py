@@ -19,10 +19,10 @@ from partita.errors import CaptureError
 from partita.runtime.results import flatten, part_weight, tensor_leaves, unflatten
 from partita.runtime.rows import Chunk
 from partita.runtime.worker import LossPart
-from partita.tracer.capture import Rows, Traced, Tracer
 from partita.tracer.program import Environment, refs
 from partita.tracer.rows import WHOLE, Join
 from partita.tracer.signature import signature_of
+from partita.tracer.traced import Rows, Traced, Tracer
 from partita.tracer.verify import environment, rows_apart
 
 logger = logging.getLogger("partita")

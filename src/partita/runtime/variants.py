@@ -13,11 +13,13 @@ from partita.ir.plan import Plan
 from partita.runtime.placement import Placement, holders
 from partita.runtime.rows import Chunk, cut_rows
 from partita.runtime.stages import StageMap, follow_stages, lay_out
-from partita.tracer.capture import Captured, Rows, Traced, Tracer, find_rows
+from partita.tracer.batch import find_rows
+from partita.tracer.capture import Captured
 from partita.tracer.program import refs, same_steps
 from partita.tracer.rows import CoupledError
 from partita.tracer.signature import Signature, mode_of, plain_attributes, signature_of
 from partita.tracer.sizes import Binding
+from partita.tracer.traced import Rows, Traced, Tracer
 
 logger = logging.getLogger("partita")
 

@@ -10,7 +10,7 @@ channel: values stashed on ``self``, read by other layers, or gathered by hooks.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,20 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from partita.errors import CaptureError
+from partita.tracer.nodes import (
+    BATCH_NORMS,
+    arguments_of,
+    depends_on_data,
+    differentiable_nodes,
+    is_mutable,
+    is_opaque,
+    is_random,
+    node_regions,
+    packet,
+    storages,
+)
 from partita.tracer.program import Program, Step, refs
-from partita.tracer.record import Call, Recording, Ref
+from partita.tracer.recorder import Call, Recording, Ref
 from partita.tracer.sizes import Size, depends_on_values, evaluate, expression_of
 from partita.tracer.tree import map_leaves, path_text
 
@@ -35,7 +47,6 @@ _SILENT = {
     "sym_numel",
     "sym_storage_offset",
 }
-BATCH_NORMS = {"batch_norm", "_native_batch_norm_legit", "native_batch_norm", "cudnn_batch_norm"}
 _COSTLY = {
     "linear",
     "matmul",
@@ -55,40 +66,6 @@ _COSTLY = {
 CANDIDATE_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 OPEN_SHARE = 1 / 8
 """A cut candidate that itself holds lists of modules is opened when it holds more than this share of all operators."""
-
-
-def packet(target: Any) -> str:
-    """Return the operator's name without namespace and overload, e.g. ``add_``."""
-    return (
-        target._schema.name.split("::")[-1]
-        if isinstance(target, torch._ops.OpOverload)
-        else getattr(target, "__name__", str(target))
-    )
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether an operator draws random numbers with its recorded arguments."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    given = arguments_of(node)
-    if "dropout_p" in given:
-        return bool(given["dropout_p"])
-    if "train" in given and ("p" in given or "dropout" in given):
-        return bool(given["train"]) and bool(given.get("p", given.get("dropout")))
-    return torch.Tag.nondeterministic_seeded in node.target.tags
-
-
-def _is_mutable(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
-
-
-def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """Return an operator node's arguments by schema name, defaults filled in."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return dict(node.kwargs)
-    schema = node.target._schema.arguments
-    given = {a.name: v for a, v in zip(schema, node.args, strict=False)} | dict(node.kwargs)
-    return {a.name: given.get(a.name, a.default_value if a.has_default_value() else None) for a in schema}
 
 
 @dataclass(eq=False)
@@ -120,8 +97,8 @@ class _Folder:
             root = self._in_place_root(n)
             if root is not None:
                 self.fixed[n.name] = root
-        self.moved_later = {s.name for n in nodes if _is_mutable(n) for s in n.all_input_nodes[:1]} | {
-            n.name for n in nodes if _is_mutable(n)
+        self.moved_later = {s.name for n in nodes if is_mutable(n) for s in n.all_input_nodes[:1]} | {
+            n.name for n in nodes if is_mutable(n)
         }
         self.mentions, self.order = {}, {}
         self._walk(self.recording.root, 0)
@@ -152,7 +129,7 @@ class _Folder:
 
     def _in_place_root(self, node: fx.Node) -> str | None:
         """Return the parameter, buffer or constant that an in-place operator changes and returns."""
-        if not _is_mutable(node):
+        if not is_mutable(node):
             return None
         first = node.args[0] if node.args else None
         return self.fixed.get(first.name) if isinstance(first, fx.Node) else None
@@ -188,6 +165,10 @@ class _Folder:
             for n in found | {by_name.get(name, "") for name in self.recording.buffer_writes}
             if n in self.recording.tensors
         }
+
+    def nodes_of(self, names: frozenset[str]) -> set[str]:
+        """Return the nodes of parameters and buffers by qualified name."""
+        return {node for node, known in self.recording.tensors.items() if names.intersection(known)}
 
     # -- the fold check ------------------------------------------------------------------------------------------------
     def why_not(self, call: Call) -> str:
@@ -325,7 +306,7 @@ class _Folder:
             for part in parts:
                 result[part.args[1]] = Ref(part.name)
         moved: tuple[tuple[str, str], ...] = ()
-        if _is_mutable(node) and isinstance(node.args[0], fx.Node):
+        if is_mutable(node) and isinstance(node.args[0], fx.Node):
             moved = ((node.args[0].name, node.name),)
         reads = self.reads_of(node)
         free = self._is_free(node, reads, moved)
@@ -415,22 +396,6 @@ def _plain_containers(tree: Any) -> Any:
     return tree
 
 
-def node_regions(recording: Recording) -> Iterator[tuple[bool, tuple[Any, ...]]]:
-    """Yield for every node the grad mode and the autocast regions that the model's own code set around it."""
-    grad = True
-    autocast: list[Any] = []
-    for node in recording.nodes:
-        yield grad, tuple(autocast)
-        name = packet(node.target) if node.op == "call_function" else ""
-        if name == "_set_grad_enabled":
-            grad = bool(node.args[0])
-        elif name == "_enter_autocast":
-            device, dtype, enabled, _cache = node.args
-            autocast.append((device, enabled, dtype or torch.get_autocast_dtype(str(device))))
-        elif name == "_exit_autocast":
-            autocast.pop()
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class Folded:
     """What folding gives.
@@ -448,13 +413,16 @@ class Folded:
     paths: frozenset[str]
 
 
-def fold(recording: Recording, model: nn.Module, input_names: tuple[str, ...]) -> Folded:
+def fold(
+    recording: Recording, model: nn.Module, input_names: tuple[str, ...], changed: frozenset[str] = frozenset()
+) -> Folded:
     """Turn a recording into a program.
 
     Args:
         recording: What a trace left behind.
         model: The traced (weightless) model, for its module tree.
         input_names: What to call the inputs, in their order.
+        changed: Buffers that an eager run was seen to change, by qualified name.
 
     Returns:
         The program with its value names and the calls that had to be opened.
@@ -478,65 +446,14 @@ def fold(recording: Recording, model: nn.Module, input_names: tuple[str, ...]) -
         sizes=recording.sizes,
         result=map_leaves(lambda _path, leaf: folder.settled(leaf, rename), recording.root.result),
         buffer_writes={name: rename(node) for name, node in recording.buffer_writes.items()},
-        changed=frozenset(rename(node) for node in folder.changed()),
-        storage=_storages(recording, rename),
+        changed=frozenset(rename(node) for node in folder.changed() | folder.nodes_of(changed)),
+        storage=storages(recording, rename),
         differentiable=frozenset(rename(node) for node in differentiable_nodes(recording)),
-        dynamic=any(_depends_on_data(node) for node in recording.nodes),
+        dynamic=any(depends_on_data(node) or is_opaque(node) for node in recording.nodes),
     )
     _check_visible(program)
     _check_constants(program)
     return Folded(program, folder.names, folder.reasons, frozenset(folder.paths))
-
-
-_NO_GRADIENT = {
-    "detach",
-    "argmax",
-    "argmin",
-    "argsort",
-    "zeros_like",
-    "ones_like",
-    "full_like",
-    "empty_like",
-    "rand_like",
-    "randn_like",
-    "new_zeros",
-    "new_ones",
-    "new_full",
-    "new_empty",
-    "sign",
-}
-
-
-def differentiable_nodes(recording: Recording) -> set[str]:
-    """Return the names of the nodes through which a gradient flows."""
-    found = set(recording.trainable)
-    for node, (grad_enabled, _autocast) in zip(recording.nodes, node_regions(recording), strict=True):
-        if node.op != "call_function" or not grad_enabled or packet(node.target) in _NO_GRADIENT:
-            continue
-        value = node.meta.get("val")
-        tensors = [v for v in (value if isinstance(value, tuple | list) else [value]) if isinstance(v, torch.Tensor)]
-        smooth = any(v.dtype.is_floating_point or v.dtype.is_complex for v in tensors)
-        if smooth and any(source.name in found for source in node.all_input_nodes):
-            found.add(node.name)
-    return found
-
-
-def _depends_on_data(node: fx.Node) -> bool:
-    """Whether a node is a number, or has a size, that only the data decides."""
-    value = node.meta.get("val")
-    sizes = value.shape if isinstance(value, torch.Tensor) else [value]
-    return any((e := expression_of(size)) is not None and depends_on_values(e) for size in sizes)
-
-
-def _storages(recording: Recording, rename: Callable[[str], str]) -> dict[str, str]:
-    """Return for every tensor value the first value that has the same memory."""
-    owner: dict[int, str] = {}
-    found: dict[str, str] = {}
-    for node in recording.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            found[rename(node.name)] = owner.setdefault(value.untyped_storage()._cdata, rename(node.name))
-    return found
 
 
 def _needed(steps: list[Step], wanted: set[str]) -> list[Step]:

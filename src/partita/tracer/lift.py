@@ -11,10 +11,10 @@ from torch import fx
 
 from partita.cost.formulas import price_op
 from partita.ir.graph import Item, ModelGraph, Op, TensorSpec
-from partita.tracer.fold import arguments_of, differentiable_nodes, is_random
 from partita.tracer.mutation import colocated_items
+from partita.tracer.nodes import arguments_of, differentiable_nodes, is_random
 from partita.tracer.program import Program
-from partita.tracer.record import Recording
+from partita.tracer.recorder import Recording
 from partita.tracer.rows import RowAnalysis, source_of
 from partita.tracer.sizes import Binding, evaluate
 

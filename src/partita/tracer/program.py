@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from partita.tracer.record import Ref
+from partita.tracer.recorder import Ref
 from partita.tracer.sizes import Binding, Size, SizeRules
 from partita.tracer.tree import map_leaves
 
@@ -99,7 +99,7 @@ def same_steps(first: Program, second: Program, shapes: Binding) -> bool:
 
     The steps, their targets, operands and constants must be equal, and every size must have the same value.
     """
-    if not first.sizes.waive(shapes) or len(first.steps) != len(second.steps) or not second.sizes.holds(shapes):
+    if len(first.steps) != len(second.steps) or not second.sizes.holds(shapes) or not first.sizes.waive(shapes):
         return False
 
     def plain(program: Program, step: Step) -> list[Any]:
@@ -122,7 +122,10 @@ def same_steps(first: Program, second: Program, shapes: Binding) -> bool:
         map_leaves(leaf, (step.args, step.kwargs, step.result))
         return found
 
-    return all(plain(first, a) == plain(second, b) for a, b in zip(first.steps, second.steps, strict=True))
+    same = all(plain(first, a) == plain(second, b) for a, b in zip(first.steps, second.steps, strict=True))
+    if not same:
+        first.sizes.refuse(shapes)
+    return same
 
 
 def refs(tree: Any) -> list[str]:

@@ -8,379 +8,29 @@ needs none of export's later passes, so their refusals do not matter.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
-import logging
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
-from unittest import mock
 
-import sympy
 import torch
 from torch import nn
 from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from partita.errors import CaptureError
-from partita.tracer.sizes import Size, SizeRules, depends_on_values, expression_of, rules_from, settled
-from partita.tracer.skeleton import named_tensors, swap_tensors
-from partita.tracer.tree import PLAIN, Marker, map_leaves
-
-
-@dataclass(frozen=True, slots=True)
-class Ref(Marker):
-    """Stands for the value of a node inside a recorded tree."""
-
-    name: str
-
-
-@dataclass(eq=False, slots=True)
-class Call:
-    """One recorded call.
-
-    Attributes:
-        path: Qualified name of the module ("" is the root), or of the autograd function.
-        occurrence: How many calls of the same path came before it.
-        start: Nodes recorded before the call.
-        end: Nodes recorded when it returned.
-        args: Positional arguments with `Ref`, `Size` and constants as leaves.
-        kwargs: Keyword arguments likewise.
-        result: What it returned, likewise.
-        function: The autograd function, if it is not a module.
-        moved: Argument nodes that an in-place operation inside replaced: (before, after).
-        grad_enabled: Grad mode at the call.
-        autocast: Autocast state at the call.
-        children: Calls inside it, in order.
-        opaque: Why it must not be opened ("" if it may be).
-    """
-
-    path: str
-    occurrence: int
-    start: int
-    args: Any
-    kwargs: Any
-    grad_enabled: bool
-    autocast: tuple[Any, ...]
-    function: type | None = None
-    end: int = -1
-    result: Any = None
-    moved: tuple[tuple[str, str], ...] = ()
-    children: list[Call] = field(default_factory=list)
-    opaque: str = ""
-
-
-@dataclass(eq=False, slots=True)
-class Recording:
-    """Everything that one trace left behind.
-
-    Attributes:
-        nodes: The operator nodes, in order.
-        root: The root's call; its children are the calls of the submodules.
-        inputs: Node names of the input tensors.
-        tensors: Node name of each parameter and buffer to all its qualified names.
-        parameters: Node names that are parameters.
-        trainable: Node names of parameters and inputs that require a gradient.
-        constants: Tensors that the model made or held without registering, by node name.
-        sizes: How sizes follow from the inputs.
-        buffer_writes: Buffers that the forward replaced by another tensor: qualified name to node name.
-        settle: Turns a symbolic or plain size into an expression, with everything the trace learnt about sizes applied.
-    """
-
-    nodes: list[torch.fx.Node]
-    root: Call
-    inputs: tuple[str, ...]
-    tensors: dict[str, tuple[str, ...]]
-    parameters: frozenset[str]
-    trainable: frozenset[str]
-    constants: dict[str, torch.Tensor]
-    sizes: SizeRules
-    buffer_writes: dict[str, str]
-    settle: Callable[[Any], sympy.Basic]
-
-
-class _RecordedError(Exception):
-    """Ends the trace once everything is noted."""
-
-
-class _Entry(nn.Module):
-    """Hides the user's argument structure from export, which then only sees a tuple of tensors."""
-
-    def __init__(self, model: nn.Module, call: Callable[[tuple[torch.Tensor, ...]], Any]) -> None:
-        super().__init__()
-        self.model = model
-        self._call = call
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        return self._call(tensors)
-
-
-def _autocast_state() -> tuple[Any, ...]:
-    return tuple(
-        (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d))
-        for d in ("cpu", "cuda")
-        if torch.is_autocast_enabled(d)
-    )
-
-
-class _Recorder:
-    """The hooks' state during one trace."""
-
-    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode, stateful: Mapping[str, str]) -> None:
-        self.model = model
-        self.fake_mode = fake_mode
-        self.paths = {id(module.__dict__): path for path, module in model.named_modules()}
-        self.before = {path: dict(vars(module)) for path, module in model.named_modules()}
-        self.counts: dict[str, int] = {}
-        self.stack: list[Call] = []
-        self.tensors: dict[str, tuple[str, ...]] = {}
-        self.parameters: set[str] = set()
-        self.trainable: set[str] = set()
-        self.recording: Recording | None = None
-        self.stateful = stateful
-        self.input_tensors: tuple[torch.Tensor, ...] = ()
-        self.inputs: tuple[str, ...] = ()
-        self.buffers: dict[str, dict[str, torch.Tensor | None]] = {}
-        self.changed: dict[str, str] = {}
-
-    # -- nodes of values -----------------------------------------------------------------------------------------------
-    @property
-    def tracer(self) -> Any:
-        mode = get_proxy_mode()
-        assert mode is not None, "a recording hook ran outside the trace"
-        return mode.tracer
-
-    def node_of(self, tensor: torch.Tensor) -> str | None:
-        """Return the name of the node that holds a tensor's present value."""
-        slot = get_proxy_slot(tensor, self.tracer, None)
-        return None if slot is None else str(slot.proxy.node.name)
-
-    def leaf(self, _path: object, value: Any) -> Any:
-        """Replace one leaf of a recorded tree."""
-        if isinstance(value, torch.Tensor):
-            name = self.node_of(value)
-            return value.detach() if name is None and not isinstance(value, FakeTensor) else Ref(name or "<untracked>")
-        expression = expression_of(value)
-        if expression is None:
-            return value
-        expression = self.fake_mode.shape_env.replace(expression)  # type: ignore[union-attr]
-        if not expression.free_symbols:
-            return _plain(value, expression)
-        if depends_on_values(expression):
-            return Ref(str(get_proxy_slot(value.node, self.tracer).force().node.name))
-        return Size(expression, {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)])
-
-    # -- calls ---------------------------------------------------------------------------------------------------------
-    def enter(self, path: str, args: Any, kwargs: Any, function: type | None = None) -> Call:
-        occurrence = self.counts.get(path, 0)
-        self.counts[path] = occurrence + 1
-        call = Call(
-            path=path,
-            occurrence=occurrence,
-            start=len(self.tracer.graph.nodes),
-            args=map_leaves(self.leaf, args),
-            kwargs=map_leaves(self.leaf, dict(kwargs)),
-            grad_enabled=torch.is_grad_enabled(),
-            autocast=_autocast_state(),
-            function=function,
-        )
-        if self.stack:
-            self.stack[-1].children.append(call)
-        self.stack.append(call)
-        return call
-
-    def leave(self, args: Any, kwargs: Any, result: Any) -> Any:
-        """Close the innermost call; return its result with arguments that came back unchanged replaced by aliases."""
-        call = self.stack[-1]
-        given = _tensors((args, kwargs))
-
-        def distinct(_path: object, value: Any) -> Any:
-            if isinstance(value, torch.Tensor) and any(value is argument for argument in given):
-                return torch.ops.aten.alias.default(
-                    value
-                )  # otherwise later reads would look like reads of the argument
-            return value
-
-        result = map_leaves(distinct, result)
-        call.result = map_leaves(self.leaf, result)
-        after = map_leaves(self.leaf, (args, dict(kwargs)))
-        pairs = zip(_refs((call.args, call.kwargs)), _refs(after), strict=True)
-        call.moved = tuple((b, a) for b, a in pairs if a != b)
-        call.end = len(self.tracer.graph.nodes)
-        self.stack.pop()
-        return result
-
-    def pre_hook(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        path = self.paths.get(id(module.__dict__))
-        if path is None or torch.compiler.is_dynamo_compiling() or get_proxy_mode() is None:
-            return
-        if not self.stack:
-            self._note_tensors()
-        call = self.enter(path, args, kwargs)
-        call.opaque = _why_opaque(module)
-
-    def post_hook(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
-        if id(module.__dict__) not in self.paths or torch.compiler.is_dynamo_compiling() or get_proxy_mode() is None:
-            return None
-        call = self.stack[-1]
-        result = self.leave(args, kwargs, result)
-        changed = _changed_attributes(self.before[call.path], vars(module))
-        if changed:
-            self.changed[call.path] = changed[0]
-        if call.path in self.stateful and not call.opaque:
-            call.opaque = f"its forward changes the attribute {self.stateful[call.path]!r}"
-        if not self.stack:
-            self._finish(call)
-            raise _RecordedError
-        return result
-
-    def _note_tensors(self) -> None:
-        self.buffers = {path: dict(module._buffers) for path, module in self.model.named_modules()}
-        self.inputs = tuple(self.node_of(tensor) or "" for tensor in self.input_tensors)
-        self.trainable = {
-            name for name, tensor in zip(self.inputs, self.input_tensors, strict=True) if tensor.requires_grad
-        }
-        for name, tensor, is_parameter in named_tensors(self.model):
-            node = self.node_of(tensor)
-            if node is not None:
-                self.tensors[node] = (*self.tensors.get(node, ()), name)
-                if is_parameter:
-                    self.parameters.add(node)
-                if tensor.requires_grad:
-                    self.trainable.add(node)
-
-    def _finish(self, root: Call) -> None:
-        tracer = self.tracer
-        nodes = list(tracer.graph.nodes)
-        constants = {
-            n.name: getattr(tracer.root, str(n.target))
-            for n in nodes
-            if n.op == "get_attr" and isinstance(getattr(tracer.root, str(n.target), None), torch.Tensor)
-        }
-        names = self.inputs
-        self.recording = Recording(
-            nodes=nodes,
-            root=root,
-            inputs=names,
-            tensors=self.tensors,
-            parameters=frozenset(self.parameters),
-            trainable=frozenset(self.trainable),
-            constants=constants,
-            sizes=rules_from(self.fake_mode.shape_env, [t.shape for t in self.input_tensors]),
-            buffer_writes=self._buffer_writes(),
-            settle=settled(self.fake_mode.shape_env),
-        )
-
-    def _buffer_writes(self) -> dict[str, str]:
-        writes: dict[str, str] = {}
-        for path, module in self.model.named_modules():
-            for name, tensor in module._buffers.items():
-                if tensor is not None and tensor is not self.buffers[path].get(name):
-                    writes[f"{path}.{name}" if path else name] = self.node_of(tensor) or "<untracked>"
-        return writes
-
-
-def _plain(value: Any, expression: sympy.Basic) -> Any:
-    if isinstance(value, torch.SymBool):
-        return bool(expression)
-    return int(expression) if isinstance(value, torch.SymInt) else float(expression)
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    map_leaves(lambda _path, leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None, tree)
-    return found
-
-
-def _refs(tree: Any) -> list[str]:
-    found: list[str] = []
-    map_leaves(lambda _path, leaf: found.append(leaf.name) if isinstance(leaf, Ref) else None, tree)
-    return found
-
-
-def _changed_attributes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the names of plain attributes whose value a forward changed."""
-    return [
-        name
-        for name, value in after.items()
-        if isinstance(value, PLAIN)
-        and (name not in before or (before[name] != value or type(before[name]) is not type(value)))
-    ]
-
-
-def _why_opaque(module: nn.Module) -> str:
-    """Say why a module's call must stay one piece whatever its size ("" if it may be opened)."""
-    if module._backward_hooks or module._backward_pre_hooks:
-        return "it has backward hooks"
-    return ""
-
-
-@contextlib.contextmanager
-def _patched_functions(recorder: _Recorder) -> Iterator[None]:
-    """Record ``autograd.Function.apply`` as a call, so that its own backward survives in the glue."""
-    original = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
-
-    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if get_proxy_mode() is None or not recorder.stack or torch.compiler.is_dynamo_compiling():
-            return original(cls, *args, **kwargs)
-        recorder.enter(f"{cls.__module__}.{cls.__qualname__}", args, kwargs, function=cls)
-        return recorder.leave(args, kwargs, original(cls, *args, **kwargs))
-
-    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
-        yield
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep off the terminal what torch and the user's forward print or log during the trace."""
-    loggers = [logging.getLogger(name) for name in ("torch", "torch.fx.experimental.symbolic_shapes", "torch.export")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _hooked(recorder: _Recorder) -> Iterator[None]:
-    handles = []
-    for module in recorder.model.modules():
-        handles.append(module.register_forward_pre_hook(recorder.pre_hook, prepend=True, with_kwargs=True))
-        handles.append(module.register_forward_hook(recorder.post_hook, with_kwargs=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextlib.contextmanager
-def _restored_attributes(recorder: _Recorder, *, settle: bool) -> Iterator[None]:
-    """Undo what the traced forward did to the copy's own attributes, except plain constants if they are to settle."""
-    for path, module in recorder.model.named_modules():
-        recorder.before[path] = {**vars(module), "_buffer_copy": dict(module._buffers)}
-    try:
-        yield
-    finally:
-        for path, module in recorder.model.named_modules():
-            before = recorder.before[path]
-            kept = {n: v for n, v in vars(module).items() if settle and isinstance(v, PLAIN)}
-            for name in [name for name in vars(module) if name not in before and name not in kept]:
-                object.__delattr__(module, name)
-            for name, value in before.items():
-                if name != "_buffer_copy" and name not in kept and vars(module).get(name) is not value:
-                    vars(module)[name] = value
-            for name, value in before["_buffer_copy"].items():
-                module._buffers[name] = value
-
+from partita.tracer.recorder import (
+    Entry,
+    RecordedError,
+    Recorder,
+    Recording,
+    hooked,
+    patched_functions,
+    quiet,
+    restored_attributes,
+)
+from partita.tracer.skeleton import swap_tensors
 
 FREEDOM = ("all", "leading", "none")
 """Which axes of the inputs get symbols: all, the leading ones, none.
@@ -460,7 +110,7 @@ def _trace(
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
     restore = swap_tensors(model, fake)
-    recorder = _Recorder(model, fake_mode, stateful)
+    recorder = Recorder(model, fake_mode, stateful)
 
     def entry_call(given: tuple[torch.Tensor, ...]) -> Any:
         recorder.input_tensors = given
@@ -468,20 +118,20 @@ def _trace(
             torch._check(given[i].shape[d] == given[j].shape[e])
         return call(model, given)
 
-    entry = _Entry(model, entry_call)
+    entry = Entry(model, entry_call)
     entry.training = model.training
     most = {"all": max((t.ndim for t in tensors), default=0), "leading": 1, "none": 0}[freedom]
     dynamic = {"tensors": tuple(dict.fromkeys(range(min(t.ndim, most)), torch.export.Dim.AUTO) for t in tensors)}
     try:
         with (
-            _quiet(),
-            _restored_attributes(recorder, settle=settle),
-            _hooked(recorder),
-            _patched_functions(recorder),
+            quiet(),
+            restored_attributes(recorder, settle=settle),
+            hooked(recorder),
+            patched_functions(recorder),
             tracing(TracingContext(fake_mode)),
         ):
             torch.export.export(entry, _stand_ins(tensors, device), dynamic_shapes=dynamic, strict=False)
-    except _RecordedError:
+    except RecordedError:
         pass
     except Exception as error:
         raise _refusal(model, recorder, error) from error
@@ -502,7 +152,7 @@ def _stand_ins(tensors: tuple[torch.Tensor, ...], device: str) -> tuple[torch.Te
     )
 
 
-def _refusal(model: nn.Module, recorder: _Recorder, error: Exception) -> CaptureError:
+def _refusal(model: nn.Module, recorder: Recorder, error: Exception) -> CaptureError:
     """Turn an error of the trace into one that names the module and the user's line."""
     where = recorder.stack[-1].path if recorder.stack else ""
     frames = [

@@ -18,8 +18,8 @@ import sympy
 import torch
 from torch import fx
 
-from partita.tracer.fold import BATCH_NORMS, arguments_of, packet
-from partita.tracer.record import Recording
+from partita.tracer.nodes import BATCH_NORMS, arguments_of, packet
+from partita.tracer.recorder import Recording
 from partita.tracer.sizes import expression_of
 
 Merge = Literal["rows", "whole", "mean", "sum", "count"]

@@ -111,6 +111,10 @@ class SizeRules:
             self._values[shapes] = values
         return values is not None
 
+    def refuse(self, shapes: Binding) -> None:
+        """Take `waive` back: the program is another one for these input shapes."""
+        self._values.pop(shapes, None)
+
     def number(self, size: Size, shapes: Binding) -> Any:
         """Evaluate a size for these input shapes (which must hold)."""
         key = (shapes, size.expression)

@@ -9,7 +9,7 @@ from torch import nn
 
 from partita.ir.graph import Item, ModelGraph, Op, Role, TensorSpec
 from partita.tracer.program import Program, Step
-from partita.tracer.record import Ref
+from partita.tracer.recorder import Ref
 from partita.tracer.signature import Signature, Slot
 from partita.tracer.sizes import Binding, SizeRules
 from partita.tracer.skeleton import named_tensors

@@ -1,0 +1,122 @@
+"""Facts about recorded operator nodes: names, arguments, randomness, gradients, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from partita.tracer.recorder import Recording
+from partita.tracer.sizes import depends_on_values, expression_of
+
+BATCH_NORMS = {"batch_norm", "_native_batch_norm_legit", "native_batch_norm", "cudnn_batch_norm"}
+"""Operators that update running statistics in training without saying so in their schema."""
+_NO_GRADIENT = {
+    "detach",
+    "argmax",
+    "argmin",
+    "argsort",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "empty_like",
+    "rand_like",
+    "randn_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "new_empty",
+    "sign",
+}
+
+
+def packet(target: Any) -> str:
+    """Return the operator's name without namespace and overload, e.g. ``add_``."""
+    return (
+        target._schema.name.split("::")[-1]
+        if isinstance(target, torch._ops.OpOverload)
+        else getattr(target, "__name__", str(target))
+    )
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """Return an operator node's arguments by schema name, defaults filled in."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return dict(node.kwargs)
+    schema = node.target._schema.arguments
+    given = {a.name: v for a, v in zip(schema, node.args, strict=False)} | dict(node.kwargs)
+    return {a.name: given.get(a.name, a.default_value if a.has_default_value() else None) for a in schema}
+
+
+def is_mutable(node: fx.Node) -> bool:
+    """Whether an operator writes into one of its operands."""
+    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
+
+
+def is_opaque(node: fx.Node) -> bool:
+    """Whether a node stands for a module that the trace did not enter."""
+    return node.op == "call_function" and str(node.target) == "partita.opaque.default"
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether an operator draws random numbers with its recorded arguments."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if is_opaque(node):
+        return True
+    given = arguments_of(node)
+    if "dropout_p" in given:
+        return bool(given["dropout_p"])
+    if "train" in given and ("p" in given or "dropout" in given):
+        return bool(given["train"]) and bool(given.get("p", given.get("dropout")))
+    return torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def node_regions(recording: Recording) -> Iterator[tuple[bool, tuple[Any, ...]]]:
+    """Yield for every node the grad mode and the autocast regions that the model's own code set around it."""
+    grad = True
+    autocast: list[Any] = []
+    for node in recording.nodes:
+        yield grad, tuple(autocast)
+        name = packet(node.target) if node.op == "call_function" else ""
+        if name == "_set_grad_enabled":
+            grad = bool(node.args[0])
+        elif name == "_enter_autocast":
+            device, dtype, enabled, _cache = node.args
+            autocast.append((device, enabled, dtype or torch.get_autocast_dtype(str(device))))
+        elif name == "_exit_autocast":
+            autocast.pop()
+
+
+def differentiable_nodes(recording: Recording) -> set[str]:
+    """Return the names of the nodes through which a gradient flows."""
+    found = set(recording.trainable)
+    for node, (grad_enabled, _autocast) in zip(recording.nodes, node_regions(recording), strict=True):
+        if node.op != "call_function" or not grad_enabled or packet(node.target) in _NO_GRADIENT:
+            continue
+        value = node.meta.get("val")
+        tensors = [v for v in (value if isinstance(value, tuple | list) else [value]) if isinstance(v, torch.Tensor)]
+        smooth = any(v.dtype.is_floating_point or v.dtype.is_complex for v in tensors)
+        if smooth and any(source.name in found for source in node.all_input_nodes):
+            found.add(node.name)
+    return found
+
+
+def depends_on_data(node: fx.Node) -> bool:
+    """Whether a node is a number, or has a size, that only the data decides."""
+    value = node.meta.get("val")
+    sizes = value.shape if isinstance(value, torch.Tensor) else [value]
+    return any((e := expression_of(size)) is not None and depends_on_values(e) for size in sizes)
+
+
+def storages(recording: Recording, rename: Callable[[str], str]) -> dict[str, str]:
+    """Return for every tensor value the first value that has the same memory."""
+    owner: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for node in recording.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            found[rename(node.name)] = owner.setdefault(value.untyped_storage()._cdata, rename(node.name))
+    return found

@@ -1,0 +1,253 @@
+"""One traced call, and the tracer that makes them.
+
+The ladder: the whole call as recorded export sees it; the same with classes kept whole that the trace cannot enter; the
+model as one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from partita.errors import CaptureError
+from partita.tracer.fold import Folded, fold
+from partita.tracer.opaque import Observations, kept_whole, observe
+from partita.tracer.program import Program, refs
+from partita.tracer.record import record
+from partita.tracer.recorder import Recording, Ref
+from partita.tracer.rows import CoupledError, Join, RowAnalysis
+from partita.tracer.signature import Signature, plain_attributes
+from partita.tracer.sizes import Binding, Size
+from partita.tracer.skeleton import skeleton
+from partita.tracer.tree import map_leaves
+from partita.tracer.verify import copies, same_chance, shadow
+from partita.tracer.whole import whole_program
+
+MAX_OPAQUE_CLASSES = 6
+"""How many classes are kept whole before the model is."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rows:
+    """How a call may be cut along the batch.
+
+    Attributes:
+        axis: (input, dim) that counts the rows.
+        dims: For each input the dim that carries the rows, or None.
+        joins: For each value of the result how parts are put together.
+    """
+
+    axis: tuple[int, int]
+    dims: tuple[int | None, ...]
+    joins: Mapping[str, Join]
+
+    def count(self, shapes: Binding) -> int:
+        """Return the number of rows of a call."""
+        return shapes[self.axis[0]][self.axis[1]]
+
+
+@dataclass(eq=False, slots=True)
+class Traced:
+    """One traced call.
+
+    Attributes:
+        signature: The call's structure.
+        shapes: Shapes of the traced example.
+        program: Executable form.
+        recording: The trace (None for a model kept whole).
+        folded: Value names and opened calls (None for a model kept whole).
+        refusal: Why the model is kept whole ("" if it is not).
+        tied: Input axes that were taken to have one size.
+    """
+
+    signature: Signature
+    shapes: Binding
+    program: Program
+    recording: Recording | None
+    folded: Folded | None
+    refusal: str = ""
+    tied: tuple[tuple[int, int], ...] = ()
+    _rows: dict[tuple[int, int], Rows] = field(default_factory=dict)
+
+    def rows(self, axis: tuple[int, int]) -> Rows:
+        """Follow the rows of one axis through the call.
+
+        Raises:
+            CoupledError: If parts of the batch cannot be put together, with the reason.
+        """
+        if axis not in self._rows:
+            self._rows[axis] = self._follow(axis)
+        return self._rows[axis]
+
+    def analysis(self, axis: tuple[int, int]) -> RowAnalysis:
+        """Return the analysis of one axis.
+
+        Raises:
+            CoupledError: If the axis has no symbol of its own.
+        """
+        if self.recording is None:
+            raise CoupledError("the model is kept whole")
+        symbol = self.recording.sizes.axes[axis[0]][axis[1]]
+        if not symbol.is_Symbol:
+            raise CoupledError(f"the size of {self.signature.names[axis[0]]} in dim {axis[1]} is fixed at {symbol}")
+        return RowAnalysis(self.recording, symbol)
+
+    @property
+    def scalars(self) -> frozenset[str]:
+        """Values of the result that are 0-dim floating tensors."""
+        values = {n: self._node_value(n) for n in refs(self.program.result)}
+        return frozenset(
+            n for n, v in values.items() if isinstance(v, torch.Tensor) and v.ndim == 0 and v.is_floating_point()
+        )
+
+    def _node_value(self, name: str) -> Any:
+        if self.recording is None or self.folded is None:
+            return None
+        node = {value: node for node, value in self.folded.names.items()}.get(name, name)
+        return next((n.meta.get("val") for n in self.recording.nodes if n.name == node), None)
+
+    def result_stand_ins(self, shapes: Binding) -> Any:
+        """Return the result's structure with uninitialised tensors of the shapes it has for these input shapes."""
+        assert self.recording is not None
+        settle, sizes = self.recording.settle, self.program.sizes
+
+        def leaf(_path: object, value: Any) -> Any:
+            if isinstance(value, Size):
+                return sizes.number(value, shapes)
+            if not isinstance(value, Ref):
+                return value
+            known = self._node_value(value.name)
+            shape = tuple(sizes.number(Size(settle(s)), shapes) for s in known.shape)
+            return torch.empty(shape, dtype=known.dtype)
+
+        return map_leaves(leaf, self.program.result)
+
+    def _follow(self, axis: tuple[int, int]) -> Rows:
+        analysis = self.analysis(axis)
+        assert self.folded is not None
+        if self.program.changed:
+            name = self.program.tensors[min(self.program.changed)][0]
+            raise CoupledError(f"the forward changes {name!r}, once per step")
+        nodes = {value: node for node, value in self.folded.names.items()}
+        made = {*self.program.inputs, *(w for step in self.program.steps for w in step.writes)}
+        joins = {}
+        for name in refs(self.program.result):
+            join = analysis.join(nodes.get(name, name))
+            if join.how == "count":
+                targets = self.folded.names.get(join.targets, join.targets)
+                if targets not in made:
+                    raise CoupledError("the targets of the loss are inside a module")
+                join = Join("count", targets=targets, ignored=join.ignored)
+            joins[name] = join
+        if not any(d is not None for d in analysis.input_dims()):
+            raise CoupledError("no input carries the rows")
+        return Rows(axis=axis, dims=analysis.input_dims(), joins=joins)
+
+
+class Tracer:
+    """Traces calls of one model on a weightless copy of it.
+
+    Args:
+        model: The user's model; it is copied without its weights and not changed.
+        device: Where the program will run.
+    """
+
+    def __init__(self, model: nn.Module, device: str) -> None:
+        self.model = skeleton(model)
+        self.device = device
+        self.name = type(model).__name__
+        self.stateful: dict[str, str] = {}
+        self.opaque: dict[type, str] = {}
+        self.observations: Observations | None = None
+
+    def follow(self, model: nn.Module) -> None:
+        """Take over the training flags, plain attributes and trainability of the live model."""
+        for mine, live in zip(self.model.modules(), model.modules(), strict=True):
+            for name, value in plain_attributes(live).items():
+                object.__setattr__(mine, name, value)
+        for mine_p, live_p in zip(self.model.parameters(), model.parameters(), strict=True):
+            mine_p.requires_grad_(live_p.requires_grad)
+
+    def trace(
+        self,
+        signature: Signature,
+        tensors: tuple[torch.Tensor, ...],
+        *,
+        tied: tuple[tuple[int, int], ...] = (),
+        live: nn.Module | None = None,
+        whole: bool = True,
+    ) -> Traced:
+        """Trace one call; keep classes whole that the trace cannot enter, and the model if that does not help.
+
+        Args:
+            signature: Its structure.
+            tensors: Its tensors; only shapes, dtypes and flags matter.
+            tied: Input axes that are taken to have one size.
+            live: The model with real weights, for the shapes of modules that are kept whole; None if there is none.
+            whole: Keep a model that cannot be traced as one block; otherwise raise.
+
+        Returns:
+            The traced call.
+
+        Raises:
+            CaptureError: If the call cannot be traced and ``whole`` is False.
+        """
+        shapes = tuple(tuple(t.shape) for t in tensors)
+        names = tuple(f"in:{name}" for name in signature.names)
+        refusals: list[CaptureError] = []
+        for _ in range(MAX_OPAQUE_CLASSES + 1):
+            try:
+                folded, recording = self._attempt(signature, tensors, names, tied)
+            except CaptureError as error:
+                refusals.append(error)
+                if not self._give_up_on(error, signature, tensors, live):
+                    break
+            else:
+                return Traced(signature, shapes, folded.program, recording, folded, tied=tied)
+        if not whole:
+            raise refusals[0]
+        return self.whole(signature, tensors, str(refusals[0]))
+
+    def whole(self, signature: Signature, tensors: tuple[torch.Tensor, ...], refusal: str) -> Traced:
+        """Return the model as one block.
+
+        Args:
+            signature: The call's structure.
+            tensors: Its tensors.
+            refusal: Why it is kept whole.
+        """
+        shapes = tuple(tuple(t.shape) for t in tensors)
+        names = tuple(f"in:{name}" for name in signature.names)
+        program = whole_program(self.model, signature, names, shapes)
+        return Traced(signature, shapes, program, None, None, refusal=refusal)
+
+    def _attempt(
+        self,
+        signature: Signature,
+        tensors: tuple[torch.Tensor, ...],
+        names: tuple[str, ...],
+        tied: tuple[tuple[int, int], ...],
+    ) -> tuple[Folded, Recording]:
+        with kept_whole(self.model, set(self.opaque), self.observations):
+            recording = record(self.model, tensors, signature.call, self.device, tied=tied, stateful=self.stateful)
+        changed = frozenset() if self.observations is None else self.observations.changed
+        return fold(recording, self.model, names, changed), recording
+
+    def _give_up_on(
+        self, error: CaptureError, signature: Signature, tensors: tuple[torch.Tensor, ...], live: nn.Module | None
+    ) -> bool:
+        """Keep one more class whole: the innermost that the trace stopped in, or one around it."""
+        if self.observations is None and live is not None:
+            with same_chance():
+                self.observations = observe(shadow(live), signature, copies(tensors))
+        path = str(error.data.get("module", ""))
+        while path and type(self.model.get_submodule(path)) in self.opaque:
+            path = path.rpartition(".")[0]
+        if not path or self.observations is None:
+            return False
+        self.opaque[type(self.model.get_submodule(path))] = str(error).splitlines()[0]
+        return True
