@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from partita.tracer.recorder import Ref
+from partita.tracer.recorder import ModuleRef, Ref
 from partita.tracer.sizes import Binding, Size, SizeRules
 from partita.tracer.tree import map_leaves
 
@@ -170,7 +170,7 @@ class Environment:
             return self.value(leaf.name)
         if isinstance(leaf, Size):
             return self.program.sizes.number(leaf, self.shapes)
-        return leaf
+        return self.modules(leaf.path) if isinstance(leaf, ModuleRef) else leaf
 
     def run(self, steps: Iterable[Step]) -> None:
         """Execute steps in order; each finds what it reads in `values`, the parameters or the constants."""

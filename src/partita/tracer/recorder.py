@@ -28,6 +28,13 @@ class Ref(Marker):
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class ModuleRef(Marker):
+    """Stands for one of the model's own modules that is passed as an argument."""
+
+    path: str
+
+
 @dataclass(eq=False, slots=True)
 class Call:
     """One recorded call.
@@ -155,6 +162,8 @@ class Recorder:
         if isinstance(value, torch.Tensor):
             name = self.node_of(value)
             return value.detach() if name is None and not isinstance(value, FakeTensor) else Ref(name or "<untracked>")
+        if isinstance(value, nn.Module) and id(value.__dict__) in self.paths:
+            return ModuleRef(self.paths[id(value.__dict__)])
         expression = expression_of(value)
         if expression is None:
             return value
