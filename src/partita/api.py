@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from partita.errors import PlanError
 from partita.ir.cluster import Cluster
 from partita.ir.graph import ModelGraph
 from partita.ir.plan import LossPlace, Plan
@@ -168,6 +169,11 @@ def auto_parallelize(
     from partita.runtime.build import agree_on_plan, build, capture_together
     from partita.runtime.world import join_world
 
+    if limits is not None and limits.batch != "global":
+        raise PlanError(
+            f"Limits(batch={limits.batch!r}) is not available in this version",
+            hint="pass the whole batch on every rank, which is Limits(batch='global')",
+        )
     world = join_world()
     captured = capture_together(model, example, world, verify=verify != "off")
 

@@ -16,7 +16,7 @@ CONTRACTS = {
 }
 MODULES = {module.name for module in pkgutil.iter_modules(partita.__path__)}
 # What may import torch; everything else may not, not even through another module.
-TORCH_SIDE = {"__main__", "api", "cli", "profiler", "runtime", "testing", "tracer"}
+TORCH_SIDE = {"__main__", "api", "cli", "demo", "profiler", "runtime", "testing", "tracer"}
 
 
 def _layers() -> list[set[str]]:

@@ -54,12 +54,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a task: a result, or an error with its traceback and the time it was raised."""
+    """What came of a task: a result, or an error with its traceback and the time it was raised (0 if unknown)."""
 
     result: Any = None
     error: BaseException | None = None
     traceback: str = ""
-    failed_at: float | None = None
+    failed_at: float = 0.0
 
 
 def perform(task: Task) -> Any:

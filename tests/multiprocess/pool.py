@@ -30,6 +30,8 @@ DUMP_S = 0.5
 """How long a rank has for writing its stacks."""
 
 
+CONSEQUENCE = "gloo/transport"
+"""In the text of an error that only says that another rank has hung up; such a one is raised only if there is no other."""
 NURSERY = "import sys; from tests.multiprocess.nursery import main; main(*sys.argv[1:])"
 
 
@@ -159,9 +161,13 @@ class Pool:
                     deadline = min(deadline, time.monotonic() + GRACE_S)
 
     def _judge(self, workers: list[_Worker], answers: list[Answer | None], seconds: float) -> None:
-        failures = [(a.failed_at, rank, a) for rank, a in enumerate(answers) if a is not None and a.failed_at is not None]
+        failures = [
+            (CONSEQUENCE in str(a.error), a.failed_at, rank, a)
+            for rank, a in enumerate(answers)
+            if a is not None and a.error is not None
+        ]
         if failures:
-            _, rank, answer = min(failures, key=lambda failure: failure[:2])
+            _, _, rank, answer = min(failures, key=lambda failure: failure[:3])
             assert answer.error is not None
             answer.error.add_note(f"on rank {rank} of {len(workers)}\n{answer.traceback}{self._said(workers[rank])}")
             raise answer.error

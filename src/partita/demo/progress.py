@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import Self
 
 LINES = 8
 """Lines where there is no terminal, about."""
@@ -22,7 +23,7 @@ class Progress:
         self._created = time.monotonic()
         self._bar = _Bar(steps) if sys.stdout.isatty() else None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         if self._bar is not None:
             self._bar.progress.start()
         return self
@@ -45,7 +46,7 @@ class Progress:
         self._step += 1
         if self._bar is not None:
             self._bar.step(loss)
-        elif self._step == 1 or self._step == self._steps or self._step % max(1, self._steps // LINES) == 0:
+        elif self._step in {1, self._steps} or self._step % max(1, self._steps // LINES) == 0:
             print(f"step {self._step:4d} of {self._steps}   loss {loss:.4f}", flush=True)
 
 

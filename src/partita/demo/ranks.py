@@ -12,12 +12,13 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from partita.errors import PartitaError, RankFailedError
 
@@ -102,7 +103,13 @@ class Ranks:
                 self._pipes[here] = rank
                 self._processes.append(process)
 
-    def __enter__(self) -> Ranks:
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids by rank."""
+        return tuple(process.pid or 0 for process in self._processes)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
         return self
 
     def __exit__(
@@ -129,7 +136,8 @@ class Ranks:
             RankFailedError: If a process fails, ends early, or all are silent for too long.
         """
         for pipe in self._pipes:
-            pipe.send(plan)
+            with suppress(ConnectionError):  # a process that has ended is noticed below
+                pipe.send(plan)
         running = dict(self._pipes)
         while running:
             ready = wait(list(running), timeout=TIMEOUT_S)
@@ -138,13 +146,13 @@ class Ranks:
                     f"ranks {sorted(running.values())} have been silent for {TIMEOUT_S:.0f} s",
                     hint="is the machine very busy? try fewer processes with --nproc",
                 )
-            for pipe in ready:
-                assert isinstance(pipe, Connection)
-                rank, event = running[pipe], _receive(pipe)
+            for told in ready:
+                assert isinstance(told, Connection)
+                rank, event = running[told], _receive(told)
                 if isinstance(event, Failed):
                     raise RankFailedError(f"rank {rank} failed: {event.message}", hint=event.hint, rank=rank)
                 if isinstance(event, Done):
-                    del running[pipe]
+                    del running[told]
                 yield rank, event
 
 

@@ -38,6 +38,11 @@ class _Outputs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise ExecutionError(
+                "a backward with create_graph=True cannot go through a parallel model",
+                hint="compute second derivatives inside one of the model's own modules, which then is kept whole",
+            )
         fresh, inputs = ctx.owner.engine.backward(ctx.state, gradients)
         ctx.owner.book.accumulate(fresh)
         return (None, None, None, None, *inputs)

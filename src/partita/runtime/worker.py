@@ -135,7 +135,8 @@ class StageWorker:
         if self.key is None or action.microbatch is None:
             return None
         chunk = self.inputs.chunks[action.microbatch]
-        return (self.key, self.grad, None if chunk is None else chunk[1] - chunk[0])
+        # The names are part of it: with the loss in the last stage one program sends more than without.
+        return (self.key, self.grad, None if chunk is None else chunk[1] - chunk[0], self._names(action))
 
     def outgoing(self, action: Action) -> Outgoing:
         """Return the values, or the gradients of received values, that another stage waits for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -54,6 +55,9 @@ class World:
                 box = [(True, decide())]
             except PartitaError as error:
                 box = [(False, error)]
+            except Exception as error:  # noqa: BLE001  (a rank's boundary: the other ranks must not wait for an answer)
+                text = "".join(traceback.format_exception(error))
+                box = [(False, PartitaError(f"rank 0 failed: {type(error).__name__}: {error}\n{text}"))]
         dist.broadcast_object_list(box, src=0)
         good, answer = box[0]
         if not good:

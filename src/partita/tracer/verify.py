@@ -87,6 +87,15 @@ def run_program(program: Program, model: nn.Module, tensors: tuple[torch.Tensor,
     return env
 
 
+def _run_checked(program: Program, model: nn.Module, tensors: tuple[torch.Tensor, ...]) -> Environment:
+    """Run a program that is on trial: whatever goes wrong in it is the capture's fault, not the model's."""
+    try:
+        return run_program(program, model, copies(tensors))
+    except Exception as error:
+        text = (str(error).splitlines() or [""])[0]
+        raise CaptureError(f"the captured program fails: {type(error).__name__}: {text}") from error
+
+
 def check_equal(model: nn.Module, program: Program, signature: Signature, tensors: tuple[torch.Tensor, ...]) -> float:
     """Compare one captured call with the real one: results, gradients, buffers.
 
@@ -108,7 +117,7 @@ def check_equal(model: nn.Module, program: Program, signature: Signature, tensor
         expected = signature.call(first, copies(tensors))
         torch.manual_seed(0)
         second = shadow(model)
-        found = run_program(program, second, copies(tensors))
+        found = _run_checked(program, second, tensors)
     result = found.fill(program.result)
     worst = 0.0
     pairs = list(zip(leaves(expected), leaves(result), strict=False))
@@ -245,9 +254,12 @@ def rows_apart(
     parts = [cut(tensors, dims, 0, first), cut(tensors, dims, first, rows)]
     if any(not program.sizes.holds(tuple(tuple(t.shape) for t in part)) for part in (tensors, *parts)):
         return "the model takes another path for a part of the batch"
-    with same_chance(), torch.no_grad(), _NoChance():  # type: ignore[no-untyped-call]
-        whole = run_program(program, shadow(model), copies(tensors))
-        halves = [run_program(program, shadow(model), copies(part)) for part in parts]
+    try:
+        with same_chance(), torch.no_grad(), _NoChance():  # type: ignore[no-untyped-call]
+            whole = _run_checked(program, shadow(model), tensors)
+            halves = [_run_checked(program, shadow(model), part) for part in parts]
+    except CaptureError as error:
+        return str(error).splitlines()[0]
     for name in dict.fromkeys(refs(program.result)):
         join, a = joins[name], whole.value(name)
         if not isinstance(a, torch.Tensor):

@@ -1,0 +1,414 @@
+"""What people's training loops do besides the three loops: accumulate, evaluate, load, clip, take other batches."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.training import (
+    SETUPS,
+    Setup,
+    different,
+    different_maps,
+    grads_of,
+    loop_a,
+    loop_b,
+    loop_c,
+    make_optimizer,
+    parallelize,
+    state_of,
+)
+from tests.zoo import CASES, VOCABULARY, WIDTH, Batch, Block, Case, Chain, Inside, TiedWords, mean_loss, vectors
+
+LIMIT_S = 30.0
+HYBRID = SETUPS["pp2xdp2"]
+PIPELINE = SETUPS["pp2"]
+
+
+def rows_of(count, seed=0):
+    """Return a batch of ``count`` rows."""
+    torch.manual_seed(seed)
+    return vectors(0, count)
+
+
+def check(found, expected):
+    """Compare the gradients (and outputs) of all ranks with those of the plain model."""
+    for rank, values in enumerate(found):
+        assert list(different_maps(f"rank {rank}:", values, expected)) == []
+
+
+# ---------------------------------------------------------------- accumulation
+
+
+def accumulate(loop, model=None):
+    """Three batches of unlike sizes before one step, then another step: the gradients before each."""
+    case = CASES["chain"]
+    if model is None:
+        plain = Inside(case.build(), case.loss) if loop == "B" else case.build()
+        model = parallelize(plain, case.example(), HYBRID, inside=loop == "B", loss_fn=None if loop == "B" else case.loss)
+    optimizer = make_optimizer(model)
+    found = {}
+    for step in range(2):
+        for part, count in enumerate((8, 3, 5)):
+            batch = rows_of(count, seed=10 * step + part)
+            if loop == "C":
+                loop_c(model, batch, case.loss)
+            else:
+                value = model(*batch.args, target=batch.target) if loop == "B" else case.loss(model(*batch.args), batch.target)
+                (value / (part + 1)).backward()
+        found |= {f"{step} {name}": grad for name, grad in grads_of(model).items()}
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("loop", ["A", "B"])
+def test_gradients_accumulate_scaled(pool, loop):
+    case = CASES["chain"]
+    expected = accumulate(loop, Inside(case.build(), case.loss) if loop == "B" else case.build())
+    check(pool.run(accumulate, HYBRID.ranks, loop, seconds=LIMIT_S), expected)
+
+
+class Fused:
+    """A plain model with a train_step."""
+
+    def __init__(self, model, loss):
+        self.model, self.loss = model, loss
+        self.parameters, self.named_parameters = model.parameters, model.named_parameters
+
+    def train_step(self, args, kwargs, target):
+        value = self.loss(self.model(*args, **kwargs), target)
+        value.backward()
+        return value.detach()
+
+
+def test_gradients_of_fused_steps_accumulate(pool):
+    case = CASES["chain"]
+    check(pool.run(accumulate, HYBRID.ranks, "C", seconds=LIMIT_S), accumulate("C", Fused(case.build(), case.loss)))
+
+
+# ---------------------------------------------------------------- forwards and backwards
+
+
+def several_forwards(model=None):
+    """Two forwards before one backward, then two backwards in the other order; inputs that want gradients."""
+    case = CASES["skips"]
+    model = model or parallelize(case.build(), case.example(), HYBRID)
+    first, second = rows_of(8, 1), rows_of(6, 2)
+    found = {}
+    a, b = model(*first.args), model(*second.args)
+    (mean_loss(a, first.target) + 2 * mean_loss(b, second.target)).backward()
+    found |= {f"together {n}": g for n, g in grads_of(model).items()}
+    model.zero_grad()
+    a, b = model(*first.args), model(*second.args)
+    mean_loss(b, second.target).backward()
+    mean_loss(a, first.target).backward()
+    found |= {f"crossed {n}": g for n, g in grads_of(model).items()}
+    model.zero_grad()
+    x = first.args[0].clone().requires_grad_()
+    mean_loss(model(x), first.target).backward()
+    found |= {"input": x.grad} | {f"with input {n}": g for n, g in grads_of(model).items()}
+    return found
+
+
+def test_several_forwards_before_a_backward_and_gradients_of_inputs(pool):
+    check(pool.run(several_forwards, HYBRID.ranks, seconds=LIMIT_S), several_forwards(CASES["skips"].build()))
+
+
+def part_of_the_outputs(model=None):
+    """A loss of one output only, then of the other only."""
+    case = CASES["structured"]
+    model = model or parallelize(case.build(), case.example(), PIPELINE)
+    found = {}
+    for part, choose in {"value": lambda o: o.value, "first": lambda o: o.extras["first"]}.items():
+        model.zero_grad()
+        choose(model(*rows_of(6).args)).square().mean().backward()
+        found |= {f"{part} {n}": g for n, g in grads_of(model).items()}
+    return found
+
+
+def test_a_loss_of_one_of_several_outputs(pool):
+    expected = part_of_the_outputs(CASES["structured"].build())
+    assert expected["first blocks.2.up.weight"] is None
+    check(pool.run(part_of_the_outputs, PIPELINE.ranks, seconds=LIMIT_S), expected)
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+class Noisy(nn.Module):
+    """Blocks with dropout."""
+
+    def __init__(self, p=0.5):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(Block(), nn.Dropout(p)) for _ in range(4))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return F.dropout(x, 0.25, self.training)
+
+
+def evaluate(model=None):
+    """Evaluate before the first step and between steps, with batches of other sizes, with and without no_grad."""
+    torch.manual_seed(7)
+    found = {}
+    if model is None:
+        model = parallelize(Noisy().double(), rows_of(8), HYBRID, loss_fn=mean_loss)
+    for number, count in enumerate((3, 16, 1)):
+        model.eval()
+        with torch.no_grad():
+            out = model(*rows_of(count, number).args)
+        found |= {f"{number}": out, f"{number} flag": torch.tensor(out.requires_grad)}
+        found[f"{number} with grad"] = model(*rows_of(count, number).args).detach()
+        model.train()
+        if hasattr(model, "train_step"):  # moves nothing: no optimizer
+            loop_c(model, rows_of(8), mean_loss)
+            model.zero_grad()
+        (x,) = rows_of(8).args
+        with torch.no_grad():
+            assert not torch.equal(model(x), model(x)), "dropout is off in training"
+    model.eval()
+    loop_a(model, rows_of(5), mean_loss)
+    return found | {f"eval {n}": g for n, g in grads_of(model).items()}
+
+
+def test_evaluation_first_and_between(pool):
+    torch.manual_seed(7)
+    check(pool.run(evaluate, HYBRID.ranks, seconds=LIMIT_S), evaluate(Noisy().double()))
+
+
+def sentences_of_many_lengths(model=None):
+    """Every step has its own number of words and of rows."""
+    case = CASES["tied_words"]
+    if model is None:
+        model = parallelize(case.build(), case.example(), HYBRID)
+    found = {}
+    for number, (count, length) in enumerate([(8, 5), (5, 2), (2, 4), (7, 1), (1, 3), (8, 5)]):
+        torch.manual_seed(number)
+        tokens, target = torch.randint(VOCABULARY, (2, count, length))
+        loop_a(model, Batch((tokens,), {}, target), case.loss)
+        found |= {f"{number} {n}": g for n, g in grads_of(model).items()}
+    return found
+
+
+def test_every_step_may_have_its_own_sizes(pool):
+    expected = sentences_of_many_lengths(CASES["tied_words"].build())
+    check(pool.run(sentences_of_many_lengths, HYBRID.ranks, seconds=LIMIT_S), expected)
+
+
+def freeze_and_thaw(model=None):
+    """Parameters stop and start learning between steps, up to whole stages."""
+    case = CASES["chain"]
+    model = model or parallelize(case.build(), case.example(), PIPELINE, loss_fn=case.loss)
+    found = {}
+    for number, frozen in enumerate([(), (3,), (0, 1), (0, 1, 2, 3), (2,)]):
+        for at, block in enumerate(model.blocks):
+            block.requires_grad_(at not in frozen)
+        model.zero_grad()
+        output = model(*case.step(number).args)
+        found[f"{number} flag"] = torch.tensor(output.requires_grad)
+        if output.requires_grad:
+            case.loss(output, case.step(number).target).backward()
+        found |= {f"{number} {n}": g for n, g in grads_of(model).items()}
+        if hasattr(model, "train_step") and len(frozen) < 4:
+            model.zero_grad()
+            loop_c(model, case.step(number), case.loss)
+            found |= {f"{number} {n}": g for n, g in grads_of(model).items()}
+    return found
+
+
+def test_parameters_freeze_and_thaw_between_steps(pool):
+    check(pool.run(freeze_and_thaw, PIPELINE.ranks, seconds=LIMIT_S), freeze_and_thaw(CASES["chain"].build()))
+
+
+# ---------------------------------------------------------------- losses
+
+
+def counted(output, target):
+    """A mean over the positive targets: as many as there are, not as there are rows."""
+    return F.cross_entropy(output, target, ignore_index=-100)
+
+
+def summed(output, target):
+    return ((output - F.one_hot(target.clamp(0), WIDTH)) ** 2).sum()
+
+
+def contrasting(output, target):
+    """Every row against every other."""
+    return F.cross_entropy(output @ output.T, torch.arange(len(output))) + 0 * target.sum()
+
+
+def root_of_mean(output, target):
+    """A mean, but not linear from there."""
+    return F.mse_loss(output, F.one_hot(target.clamp(0), WIDTH).double()).sqrt()
+
+
+def centred(output, target):
+    return ((output - output.mean(0)) ** 2 * (target[:, None] >= 0)).mean()
+
+
+def in_parts(output, target):
+    return {"counted": counted(output, target), "size": 0.1 * output.square().mean()}
+
+
+def branching(output, target):
+    """Decides by a value."""
+    return output.abs().mean() if output.mean() > 0 else output.square().sum()
+
+
+LOSSES = (counted, summed, contrasting, root_of_mean, centred, in_parts, branching)
+
+
+def total(loss):
+    return sum(loss.values()) if isinstance(loss, dict) else loss
+
+
+def labelled(count):
+    torch.manual_seed(count)
+    target = torch.randint(WIDTH, (count,))
+    target[count // 2 :] = -100  # so that some microbatches and the last replica have next to nothing to count
+    return Batch((torch.randn(count, WIDTH, dtype=torch.float64),), {}, target)
+
+
+def lose(number, setup, model=None):
+    """Gradients and losses of batches that do not divide: rows 8, 5, 3, 1."""
+    loss = LOSSES[number]
+    module = model or parallelize(CASES["chain"].build(), labelled(8), setup, loss_fn=loss)
+    found = {}
+    for count in (8, 5, 3, 1):
+        batch = labelled(count)
+        batch.target[0] = 2
+        module.zero_grad()
+        if model is None:
+            found[f"{count} loss"] = loop_c(module, batch, loss)
+        else:
+            value = total(loss(module(*batch.args), batch.target))
+            value.backward()
+            found[f"{count} loss"] = value.detach()
+        found |= {f"{count} {n}": g for n, g in grads_of(module).items()}
+    return found
+
+
+@pytest.mark.parametrize("number", range(len(LOSSES)), ids=[loss.__name__ for loss in LOSSES])
+def test_the_loss_is_that_of_the_whole_batch(pool, number):
+    check(pool.run(lose, HYBRID.ranks, number, HYBRID, seconds=LIMIT_S), lose(number, HYBRID, CASES["chain"].build()))
+
+
+# ---------------------------------------------------------------- chance
+
+
+class Masks(nn.Module):
+    """Returns the masks of two layers' dropouts."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)) for _ in range(2))
+
+    def forward(self, x):
+        first = self.layers[0](x)
+        second = self.layers[1](first)
+        return (first != 0).double() + 0 * x, (second != 0).double() + 0 * x
+
+
+def draw_masks(seed):
+    torch.manual_seed(0)
+    wide = 64
+    ones = torch.ones(16, WIDTH, dtype=torch.float64)
+    module = parallelize(Masks().double(), Batch((ones,)), SETUPS["pp2xdp2"], verify="off")
+    torch.manual_seed(seed)
+    masks = [torch.cat([torch.stack(module(ones)) for _ in range(wide)], dim=2)]
+    masks.append(torch.rand(4))  # the global generator afterwards
+    return masks
+
+
+def test_dropout_differs_over_everything_and_follows_the_seed(pool):
+    ranks = pool.run(draw_masks, HYBRID.ranks, 1, seconds=LIMIT_S)
+    masks, after = ranks[0]
+    for other, other_after in ranks[1:]:
+        assert torch.equal(masks, other), "the ranks see different results"
+        assert torch.equal(after, other_after), "the global generators have drifted apart"
+    rows = masks.flatten(0, 1)  # both layers' rows: 2 replicas x 2 microbatches x 4 rows each
+    assert len(torch.unique(rows, dim=0)) == len(rows), "two rows, or two layers, have one mask"
+    assert 0.4 < masks.mean() < 0.6
+    again, other_seed = pool.run(draw_masks, HYBRID.ranks, 1)[0][0], pool.run(draw_masks, HYBRID.ranks, 2)[0][0]
+    assert torch.equal(masks, again)
+    assert not torch.equal(masks, other_seed)
+
+
+# ---------------------------------------------------------------- state
+
+
+def load_and_save():
+    """State out, in, and out again; a model without weights takes the same state."""
+    case = CASES["tied_words"]
+    module = parallelize(case.build(), case.example(), HYBRID)
+    first = state_of(module)
+    changed = {name: value + 1 for name, value in first.items()}
+    module.load_full_state_dict(changed)
+    second = state_of(module)
+    with torch.device("meta"):
+        bare = TiedWords().double()
+    empty = parallelize(bare, case.example(), HYBRID)
+    try:
+        empty(*case.step(0).args)
+        refusal = ""
+    except Exception as error:  # noqa: BLE001
+        refusal = str(error)
+    partial = {name: value for name, value in changed.items() if name != "head.weight"}  # its tie gives it
+    empty.load_full_state_dict(partial)
+    with torch.no_grad():
+        outputs = empty(*case.step(0).args), module(*case.step(0).args)
+    return first, second, state_of(empty), outputs, refusal, {n: tuple(p.shape) for n, p in module.named_parameters()}
+
+
+def test_state_goes_out_and_in_and_fills_a_model_without_weights(pool):
+    case = CASES["tied_words"]
+    plain = case.build()
+    names = {name: tuple(parameter.shape) for name, parameter in plain.named_parameters()}
+    changed = {name: value + 1 for name, value in plain.state_dict().items()}
+    for first, second, filled, outputs, refusal, found_names in pool.run(load_and_save, HYBRID.ranks, seconds=LIMIT_S):
+        assert list(different_maps("first", first, plain.state_dict())) == []
+        assert list(different_maps("second", second, changed)) == []
+        assert list(different_maps("filled", filled, changed)) == []
+        assert "these tensors have no values: blocks.0.down.bias" in refusal
+        assert found_names == names
+        fresh = case.build()
+        fresh.load_state_dict(changed)
+        for found in outputs:
+            assert list(different("output", found, fresh(*case.step(0).args).detach())) == []
+
+
+# ---------------------------------------------------------------- norms
+
+
+def norms(model=None):
+    case = CASES["tied_words"]
+    if model is None:
+        model = parallelize(case.build(), case.example(), HYBRID)
+    found = {}
+    for order in (1.0, 2.0, 3.0, float("inf")):
+        model.zero_grad()
+        loop_a(model, case.step(0), case.loss)
+        found[f"{order}"] = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01, norm_type=order)
+        found |= {f"{order} {n}": g for n, g in grads_of(model).items()}
+        model.zero_grad()
+        loop_a(model, case.step(0), case.loss)
+        clip = getattr(model, "clip_grad_norm_", None)
+        found[f"own {order}"] = clip(0.01, order) if clip else found[f"{order}"]
+        found[f"total {order}"] = torch.nn.utils.get_total_norm(
+            [p.grad for p in model.parameters() if p.grad is not None], norm_type=order
+        ) if clip is None else model.gradient_norm(order)
+    return found
+
+
+def test_norms_of_every_order_are_those_of_the_whole_model(pool):
+    expected = norms(CASES["tied_words"].build())
+    for order in (1.0, 2.0, 3.0, float("inf")):  # clipped, so the norm afterwards is the limit
+        expected[f"total {order}"] = torch.tensor(0.01, dtype=torch.float64)
+    found = pool.run(norms, HYBRID.ranks, seconds=LIMIT_S)
+    for values in found:
+        for order in (1.0, 2.0, 3.0, float("inf")):
+            assert values[f"total {order}"].item() == pytest.approx(0.01, rel=1e-3)
+            values[f"total {order}"] = expected[f"total {order}"]
+    check(found, expected)
