@@ -208,7 +208,7 @@ def capture_model(
     elif decision.tied != best[0].tied:
         best[0] = tracer.trace(signature, tensors, tied=decision.tied, live=live)
     traced, rows = best[0], None if decision.axis is None else best[0].rows(decision.axis)
-    reason = decision.reason
+    reason = decision.reason or decision.refusal
     if rows is None:
         notes.append(f"the batch is not cut: {reason}")
     elif live is None:

@@ -258,8 +258,8 @@ def rows_apart(
         with same_chance(), torch.no_grad(), _NoChance():  # type: ignore[no-untyped-call]
             whole = _run_checked(program, shadow(model), tensors)
             halves = [_run_checked(program, shadow(model), part) for part in parts]
-    except CaptureError as error:
-        return str(error).splitlines()[0]
+    except CaptureError as failure:
+        return str(failure).splitlines()[0]
     for name in dict.fromkeys(refs(program.result)):
         join, a = joins[name], whole.value(name)
         if not isinstance(a, torch.Tensor):
