@@ -234,9 +234,8 @@ def main() -> int:
         figures = {"ranks": arguments.ranks, "latency_s": link.latency_s, "bandwidth": link.bandwidth}
         print(json.dumps({**figures, "worst": worst, "cases": table}, indent=2))
     else:
-        print(
-            f"{arguments.ranks} ranks; measured link: {link.latency_s * 1e6:.0f} us and {link.bandwidth / 1e9:.2f} GB/s"
-        )
+        latency, bandwidth = format_seconds(link.latency_s), format_bandwidth(link.bandwidth)
+        print(f"{arguments.ranks} ranks; measured link: {latency} and {bandwidth}")
         print(f"{'case':24} {'simulated':>10} {'measured':>10} {'ratio':>7}")
         for name, simulated, measured in rows:
             print(f"{name:24} {simulated * 1e3:7.1f} ms {measured * 1e3:7.1f} ms {measured / simulated:7.3f}")

@@ -195,11 +195,11 @@ class IntegersCross(nn.Module):
 class Answer:
     value: torch.Tensor
     extras: dict[str, Any]
-    steps: int
+    rows: int
 
 
 class Structured(nn.Module):
-    """Returns a dataclass that is registered nowhere, with a dict inside and a number."""
+    """Returns a dataclass that is registered nowhere, with a dict inside and the number of rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,12 +208,12 @@ class Structured(nn.Module):
     def forward(self, x):
         first = self.blocks[0](x)
         last = self.blocks[2](self.blocks[1](first))
-        return Answer(value=last, extras={"first": first, "pair": (first * 2, None)}, steps=len(self.blocks))
+        return Answer(value=last, extras={"first": first, "pair": (first * 2, None)}, rows=x.shape[0])
 
 
 def structured_loss(output, target):
     assert type(output) is Answer
-    assert output.steps == 3
+    assert output.rows == target.shape[0]
     assert output.extras["pair"][1] is None
     return F.mse_loss(output.value, target) + (output.extras["first"] * output.extras["pair"][0]).mean()
 
@@ -353,6 +353,24 @@ class Counting(nn.Module):
         return x + self.average
 
 
+class SequenceFirst(nn.Module):
+    """The rows lie in the second dim, the words in the first; recurrent, so that words cannot be cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.LSTM(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x_TNW):
+        for layer in self.layers:
+            x_TNW, _ = layer(x_TNW)
+        return x_TNW
+
+
+def sequences(_step: int, rows: int) -> Batch:
+    x, target = torch.randn(2, WORDS, rows, WIDTH, dtype=torch.float64)
+    return Batch((x,), {}, target)
+
+
 class Gated(nn.Module):
     """Parameters of the root, some with no dims, used between the blocks; no_grad in the middle."""
 
@@ -384,6 +402,7 @@ CASES: dict[str, Case] = {
     "in_place": Case(InPlace, vectors, mean_loss),
     "normed": Case(Normed, vectors, mean_loss, coupled=True),
     "counting": Case(Counting, vectors, mean_loss, coupled=True),
+    "sequence_first": Case(SequenceFirst, sequences, mean_loss),
     "gated": Case(Gated, vectors, mean_loss),
     "ragged": Case(Chain, vectors, mean_loss, rows=5),
     "few_rows": Case(TiedWords, words, word_loss, rows=2),

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from pathlib import Path
 
 _CLEAR_PEAK = "5"
 """Written to ``clear_refs`` it sets the peak of the resident memory back to its present size (proc(5))."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's ``mallopt`` (malloc.h)."""
+_AT_ONCE = 2**16
+"""Bytes from which a tensor gets pages of its own, which go back when it is freed: exact, and slow."""
+_LARGEST = 2**25
+"""The largest such threshold that glibc allows on 64 bits."""
+
+
+def free_at_once() -> None:
+    """Let glibc give freed tensors back at once, so that memory can be measured; elsewhere nothing changes."""
+    _set_allocator(_MMAP_THRESHOLD, _AT_ONCE)
+
+
+def keep_freed() -> None:
+    """Let glibc keep what is freed for the next tensor, so that time can be measured."""
+    _set_allocator(_MMAP_THRESHOLD, _LARGEST)
+    _set_allocator(_TRIM_THRESHOLD, 2**30)
+
+
+def _set_allocator(parameter: int, value: int) -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(parameter, value)
 
 
 class MemoryMeter:
-    """Measures the growth of this process beyond what it holds now.
+    """Measures the growth of this process beyond what it holds now; use it under `free_at_once`.
 
     Torch, the other libraries and the capture are there before and do not count.  What counts is every page that is in
     use at the peak, the allocator's own included, so it is more than the live tensors.

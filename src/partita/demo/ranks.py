@@ -24,11 +24,12 @@ from partita.errors import PartitaError, RankFailedError
 
 TIMEOUT_S = 120.0
 """Seconds without any message after which the processes are given up."""
+METERED = 5
+"""First steps, in which the memory is measured; they are slower for it."""
 PATIENCE_S = 10.0
 """Seconds that a process gets to end."""
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # the processes share the cores
-    "MALLOC_MMAP_THRESHOLD_": "65536",  # glibc gives freed tensors back at once, so that memory can be measured
     "GLOO_SOCKET_IFNAME": "lo",  # all on one machine: independent of names and networks
 }
 """Set in the processes, unless the user has set it."""
@@ -58,7 +59,7 @@ class Done:
 
     Attributes:
         held_bytes: Parameters and buffers of this rank.
-        growth_bytes: Growth of the process over the training, without them; None where it cannot be measured.
+        growth_bytes: Growth of the process over the first steps, without them; None where it cannot be measured.
     """
 
     held_bytes: int
@@ -210,8 +211,9 @@ def _train(pipe: Connection, rank: int, count: int, steps: int, folder: Path) ->
     import torch.distributed as dist
 
     from partita.demo import script, task
-    from partita.demo.memory import MemoryMeter
+    from partita.demo.memory import MemoryMeter, free_at_once, keep_freed
 
+    free_at_once()
     torch.set_num_threads(1)
     _load_everything(steps=2)  # while the parent is still planning
     plan: Path = pipe.recv()
@@ -224,14 +226,17 @@ def _train(pipe: Connection, rank: int, count: int, steps: int, folder: Path) ->
         assert model.optimizer is not None
         tensors = [*model.parameters(), *model.buffers()]
         held = sum(tensor.nbytes for tensor in tensors if not tensor.is_meta)
-        meter = MemoryMeter()
+        meter, growth = MemoryMeter(), None
         pipe.send(Ready())
         before = time.perf_counter()
-        for loss in script.train(model, model.optimizer, task.batches(steps)):
+        for step, loss in enumerate(script.train(model, model.optimizer, task.batches(steps)), start=1):
             now = time.perf_counter()
             if rank == 0:
                 pipe.send(Step(loss, now - before))
+            if step == min(METERED, steps):
+                growth = meter.growth_bytes()
+                keep_freed()
             before = now
-        return Done(held, meter.growth_bytes())
+        return Done(held, growth)
     finally:
         dist.destroy_process_group()

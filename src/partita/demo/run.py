@@ -20,7 +20,7 @@ from statistics import fmean, median
 
 from partita import api
 from partita.demo.progress import Progress
-from partita.demo.ranks import Done, Ranks, Ready, Step
+from partita.demo.ranks import METERED, Done, Ranks, Ready, Step
 from partita.ir.cluster import Cluster
 from partita.ir.graph import ModelGraph
 from partita.ir.plan import Plan
@@ -35,10 +35,15 @@ LAST = 10
 """Steps over which the final loss is averaged."""
 LARGEST_DIFFERENCE = 1e-4
 """Allowed difference of a step's loss between one process and all, relative."""
-WARM_UP = 3
-"""First steps that do not count as step times."""
-MICROBATCHES = 4
-"""Per step and replica: of two rows each, since GPT-2 of transformers runs another program for a single row."""
+WARM_UP = METERED + 1
+"""First steps that do not count as step times: the memory is measured in them."""
+EXPLANATION = f"""\
+Step time: the median from step {WARM_UP + 1} on. Memory: predicted are the live tensors at the peak; measured are this
+rank's weights plus the growth of its process in the first {METERED} steps (VmHWM: with buffers of the allocator and the
+libraries, without what torch and the capture held before)."""
+"""What stands below the figures."""
+MICROBATCH_ROWS = 2
+"""Rows of a microbatch: GPT-2 of transformers runs another program for a single one."""
 MEMORY_BYTES = 64 * 2**20
 """What the demo's devices have: less than the model needs to be trained on one of them."""
 
@@ -188,10 +193,11 @@ def _plan(cluster: Cluster, folder: Path) -> Plan:
             f"Say that each of the {cluster.num_devices} processes may use {format_bytes(limit)}. Weights, gradients "
             f"and AdamW's state alone take {format_bytes(need)}:\nthe model cannot be trained on one of them."
         )
-    limits = Limits(global_batch=task.ROWS, num_microbatches=MICROBATCHES)
     search = Search(dp=2) if cluster.num_devices in {4, 6, 8} else Search()
+    microbatches = task.ROWS // MICROBATCH_ROWS // (2 if search.dp else 1)
+    limits = Limits(global_batch=task.ROWS, num_microbatches=microbatches)
     wish = "2 replicas, to show pipeline and data parallelism at once, and " if search.dp else ""
-    print(f"Asked for: {wish}{MICROBATCHES} microbatches; the rest is the planner's choice.\n")
+    print(f"Asked for: {wish}{microbatches} microbatches; the rest is the planner's choice.\n")
     plan = api.plan(graph, cluster=cluster, optimizer="adamw", limits=limits, search=search)
     shown = report(plan)
     print(shown.text(colour=colour_wanted(sys.stdout, os.environ), width=terminal_width(sys.stdout)), flush=True)
@@ -238,14 +244,14 @@ def train_together(ranks: Ranks, plan: Path, steps: int) -> Trained:
 
 
 def train_alone(steps: int) -> Trained:
-    """Train the plain model in this process, with all cores, the same seed and the same batches."""
+    """Train the plain model in this process, with one thread, the same seed and the same batches."""
     from partita.demo import script, task
 
     _tell("5", "the same steps without partita, in one process")
     losses: list[float] = []
     seconds: list[float] = []
     model = task.make_model()
-    with _all_cores(), Progress(steps) as progress:
+    with _one_thread(), Progress(steps) as progress:
         progress.start()
         before = time.perf_counter()
         for loss in script.train(model, task.make_optimizer(model), task.batches(steps)):
@@ -258,11 +264,11 @@ def train_alone(steps: int) -> Trained:
 
 
 @contextmanager
-def _all_cores() -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(count_cores())
+    torch.set_num_threads(1)
     try:
         yield
     finally:
@@ -291,15 +297,10 @@ def compare(plan: Plan, together: Trained, alone: Trained) -> list[str]:
     title = ("", "predicted", "measured", "prediction is")
     print()
     print("\n".join(render_table(title, list(_figures(plan, together)), right=(1, 2, 3))))
+    print(EXPLANATION)
     print(
-        f"Step time: median from step {WARM_UP + 1} on. Memory: predicted are live tensors; measured are this rank's "
-        "weights plus the growth\nof its process over the training (VmHWM: allocator and libraries' buffers included; "
-        "what torch and the capture\nheld before is not)."
+        f"One plain process with one thread, as each of the processes, takes {format_seconds(alone.step_s)} per step.\n"
     )
-    print(
-        f"One plain process with all cores takes {format_seconds(alone.step_s)} per step. More processes do not make the"
-    )
-    print("cores of one machine faster; they make a model fit that did not.\n")
     print(f"loss {together.losses[0]:.3f} -> {together.final_loss:.3f} in {steps} steps (mean of the last ones)")
     print(
         f"largest difference to one process, over all steps: {difference:.1e} relative (at most {LARGEST_DIFFERENCE:g})"

@@ -12,6 +12,7 @@ from torch import nn
 from partita.errors import PlanMismatchError
 from partita.ir.plan import Plan
 from partita.ir.serde import from_json, to_json
+from partita.runtime.agreement import align
 from partita.runtime.engine import Engine, Seat
 from partita.runtime.gradients import GradientBook
 from partita.runtime.module import ParallelModule
@@ -139,6 +140,8 @@ def build(
     parameters = {n: p for n, p in root.named_parameters() if not p.is_meta}
     shared = [] if redundant else placement.shared([n for n, _ in root.named_parameters()])
     groups = {tuple(sorted(s.ranks)): world.group(s.ranks) for s in shared if len(s.ranks) > 1}
+    if world.size > 1 and not _without_values(model):
+        align(root, placement, world)
     seat = seat_of(plan, world.rank)
     lanes = [stage.ranks[seat.replica if seat else 0] for stage in plan.stages]
     transport = ProcessGroupTransport(lanes, groups, world.device)

@@ -11,6 +11,7 @@ from torch import nn
 from partita.errors import ExecutionError
 from partita.ir.plan import Plan
 from partita.runtime import norms
+from partita.runtime.agreement import BatchGuard
 from partita.runtime.engine import Engine, Forward, Results, model_loss
 from partita.runtime.loss import AdditiveLoss, LossBook, total_loss
 from partita.runtime.results import joins_for, tensor_leaves
@@ -114,6 +115,7 @@ class ParallelModule(nn.Module):
         self._variants, self._keeper, self._world = variants, keeper, world
         self._show, self._redundant = show, redundant
         self._losses = None if loss_fn is None else LossBook(loss_fn, world.device)
+        self._guard = BatchGuard(world)
         self._anchor = torch.zeros((), requires_grad=True)
         self.plan = plan
         self.optimizer: torch.optim.Optimizer | None = None
@@ -171,6 +173,7 @@ class ParallelModule(nn.Module):
         if self._alone:
             return self._root(*args, **kwargs)
         call = self._variants.prepare(args, kwargs)
+        self._guard.check(call.variant.traced.signature.names, call.tensors)
         if self.training and torch.is_grad_enabled():
             name = loss_value(call.variant.traced.program)
             if name is not None and self._is_loss(call, name):
@@ -229,6 +232,7 @@ class ParallelModule(nn.Module):
                 loss.backward()
             return loss.detach()
         call = self._variants.prepare(args, kwargs)
+        self._guard.check(call.variant.traced.signature.names, call.tensors, tensor_leaves(target))
         additive = self._additive(call, target)
         if additive is None:
             loss = self._losses.whole(self._forward_outside(call), target)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from partita.errors import ExecutionError
 from partita.ir.plan import Plan
 from partita.runtime.placement import Placement, holders
 from partita.runtime.rows import Chunk, cut_rows
@@ -85,6 +86,7 @@ class Variants:
         self._placement = placement
         self._live = live
         self._modules = dict(live.named_modules(remove_duplicate=False))
+        self._hooks = {p: len(m._forward_hooks) + len(m._forward_pre_hooks) for p, m in self._modules.items()}
         self._known: dict[Hashable, list[Variant]] = {}
         self._refused: set[tuple[int, Binding]] = set()
         self._mode = mode_of(live)
@@ -102,10 +104,22 @@ class Variants:
         """Return the plain attributes of the modules whose own code is part of a capture."""
         if traced.folded is None:
             return ()
+        self._check_hooks(traced.folded.paths)
         modules = self._modules
         return tuple(
             tuple(plain_attributes(modules[path]).items()) for path in sorted(traced.folded.paths) if path in modules
         )
+
+    def _check_hooks(self, paths: frozenset[str]) -> None:
+        """Refuse hooks that would not run: on modules whose own code was cut open, registered after the capture."""
+        for path in sorted(paths - {""}):
+            module = self._modules.get(path)
+            count = 0 if module is None else len(module._forward_hooks) + len(module._forward_pre_hooks)
+            if count > self._hooks.get(path, 0):
+                raise ExecutionError(
+                    f"a hook was registered on {path!r} after auto_parallelize, but that module was cut open",
+                    hint="register it before, or on one of the module's children",
+                )
 
     def prepare(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> PreparedCall:
         """Find or capture the program of a call, and cut its rows.
