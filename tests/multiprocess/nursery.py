@@ -75,7 +75,8 @@ def perform(task: Task) -> Any:
         timeout=timedelta(seconds=task.seconds),
     )
     result = task.function(*task.args)
-    dist.destroy_process_group()  # after an error the process ends, once the error is told
+    if dist.is_initialized():  # after an error there may be none; then, or if this raises, the process ends
+        dist.destroy_process_group()
     return result
 
 
