@@ -1,7 +1,6 @@
 """The whole way once, in seconds: capture, plan, save, simulate, inspect, run on two ranks, take the state back."""
 
 import pytest
-import torch
 
 import partita
 from tests.training import CLIP, differences, loop_a, loop_c, reference, train

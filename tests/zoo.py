@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 WIDTH = 6
 VOCABULARY = 11
@@ -91,11 +91,11 @@ def words(_step: int, rows: int) -> Batch:
 
 
 def mean_loss(output, target):
-    return F.mse_loss(output, target)
+    return functional.mse_loss(output, target)
 
 
 def word_loss(logits, target):
-    return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+    return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
 # ---------------------------------------------------------------- blocks
@@ -215,7 +215,7 @@ def structured_loss(output, target):
     assert type(output) is Answer
     assert output.rows == target.shape[0]
     assert output.extras["pair"][1] is None
-    return F.mse_loss(output.value, target) + (output.extras["first"] * output.extras["pair"][0]).mean()
+    return functional.mse_loss(output.value, target) + (output.extras["first"] * output.extras["pair"][0]).mean()
 
 
 class Output(OrderedDict):
@@ -248,7 +248,7 @@ def named_batch(step, rows):
 
 
 def named_loss(output, target):
-    return F.mse_loss(output["y"], target) + output.mean
+    return functional.mse_loss(output["y"], target) + output.mean
 
 
 class Frozen(Chain):

@@ -139,4 +139,3 @@ def main(address: str, directory: str) -> None:
                 status = 0
             finally:
                 os._exit(status)
-

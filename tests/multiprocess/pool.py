@@ -1,8 +1,8 @@
 """Gloo ranks that stay alive between tests.
 
 `Pool.run` calls a module-level function on a number of ranks with a process group of their own and returns the results
-by rank.  A rank's error is raised here with its traceback; ranks that do not answer in time are shown with the stacks of
-all their threads and replaced.  The pool only ends processes that it started.
+by rank.  A rank's error is raised here with its traceback; ranks that do not answer in time are shown with the stacks
+of all their threads and replaced.  The pool only ends processes that it started.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DUMP_S = 0.5
 
 
 CONSEQUENCE = "gloo/transport"
-"""In the text of an error that only says that another rank has hung up; such a one is raised only if there is no other."""
+"""In an error that only says that another rank has hung up; it is raised if there is no other."""
 NURSERY = "import sys; from tests.multiprocess.nursery import main; main(*sys.argv[1:])"
 
 

@@ -27,4 +27,4 @@ def test_the_three_loops_equal_the_plain_model(pool, case, setup):
     for loop in LOOPS:
         expected = reference(case, loop)
         found = {rank: differences(records[loop], expected) for rank, records in enumerate(ranks)}
-        assert found == dict.fromkeys(range(len(ranks)), []), f"loop {loop}"
+        assert found == {rank: [] for rank in found}, f"loop {loop}"

@@ -120,9 +120,7 @@ def train_logged(loop, name, setup):
     """Run one step of a planned model; return the plan and this rank's executed order."""
     case = CASES[name]
     model = Inside(case.build(), case.loss) if loop == "B" else case.build()
-    module = parallelize(
-        model, case.example(), setup, inside=loop == "B", loss_fn=case.loss if loop == "C" else None
-    )
+    module = parallelize(model, case.example(), setup, inside=loop == "B", loss_fn=case.loss if loop == "C" else None)
     batch = case.example()
     module.engine.log = []
     if loop == "C":

@@ -51,7 +51,7 @@ def assemble(
     """
     graph, parts = pricer.blocks.graph, _Parts(pricer, configuration, problem, solution.assignment)
     stages = tuple(parts.stage(stage) for stage in range(configuration.num_stages))
-    edges = parts.edges()
+    edges = parts.edges(results_last=loss == "fused")
     peaks = {rank: stage.memory.total for stage in stages for rank in stage.ranks}
     step = Estimate(value=solution.objective, low=solution.objective, high=solution.objective, source="modelled")
     return Plan(
@@ -201,13 +201,19 @@ class _Parts:
             raise AssertionError(f"stage {stage} needs {memory.total} B, the problem says {cost.memory_bytes} B")
         return memory
 
-    def edges(self) -> tuple[Edge, ...]:
-        """Return what every stage sends to every other."""
+    def edges(self, *, results_last: bool) -> tuple[Edge, ...]:
+        """Return what every stage sends to every other.
+
+        Args:
+            results_last: The last stage reads every result, because the loss is computed there.
+        """
         tensors: dict[tuple[int, int], list[tuple[TensorSpec, bool]]] = {}
         for value in self._pricer.blocks.values:
             source = self._assignment[value.producer]
             for target in sorted({self._assignment[v] for v in value.readers} - {source}):
                 tensors.setdefault((source, target), []).append((value.tensor, value.gradient))
+        if results_last:
+            self._add_results(tensors)
         edges = []
         for (source, target), found in sorted(tensors.items()):
             sizes = [self._pricer.blocks.bytes_at(tensor, self._configuration.rows) for tensor, _ in found]
@@ -215,6 +221,17 @@ class _Parts:
             names = tuple(tensor.id for tensor, _ in found)
             edges.append(Edge(source=source, target=target, tensors=names, bytes=sum(sizes), backward_bytes=backward))
         return tuple(edges)
+
+    def _add_results(self, tensors: dict[tuple[int, int], list[tuple[TensorSpec, bool]]]) -> None:
+        """Let the last stage receive every result that it does not make or receive anyway."""
+        graph, blocks = self._pricer.blocks.graph, self._pricer.blocks.blocks
+        producers = {n: block.id for block in blocks for item in block.items for n in graph.items[item].writes}
+        last, known = self._configuration.num_stages - 1, graph.tensor_map()
+        for name in graph.outputs:
+            source = self._assignment[producers[name]] if name in producers else last
+            if source != last and all(name != tensor.id for tensor, _ in tensors.get((source, last), ())):
+                gradient = known[name].requires_grad and graph.training
+                tensors.setdefault((source, last), []).append((known[name], gradient))
 
     def parameters(self) -> tuple[ParameterPlan, ...]:
         """Return where every parameter lives; an unread one on stage 0's devices."""

@@ -82,6 +82,23 @@ class Results:
     requires_grad: tuple[bool, ...]
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Ran:
+    """A call whose backward has run.
+
+    Attributes:
+        loss: The whole batch's loss, equal on every rank.
+        gradients: Reduced gradients of the local parameters.
+        inputs: Gradients of the call's inputs; None for those that want none.
+        state: The forward, for its other results.
+    """
+
+    loss: torch.Tensor
+    gradients: Mapping[str, torch.Tensor]
+    inputs: Sequence[torch.Tensor | None]
+    state: Forward
+
+
 class Engine:
     """Executes calls on this rank.
 
@@ -327,8 +344,8 @@ class Engine:
         *,
         seeds: frozenset[str],
         wanted: frozenset[str] = frozenset(),
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, Forward]:
-        """Run forwards and backwards of all microbatches under a schedule.
+    ) -> Ran:
+        """Run forwards and backwards of all microbatches under the plan's schedule.
 
         Args:
             call: The call.
@@ -338,7 +355,7 @@ class Engine:
             wanted: Results that are published afterwards.
 
         Returns:
-            The reduced gradients of the local parameters, the whole batch's loss (equal on every rank), the forward.
+            The loss and all gradients.
         """
         worker = self.worker(call, layout, grad=True, loss=loss)
         self.book.open()
@@ -351,11 +368,10 @@ class Engine:
             else:
                 self.book.reduce(self.transport, self.world.rank)
         value, total = self._total(worker)
-        return (
-            self.book.close(1.0 if total in {0.0, 1.0} else 1.0 / total),
-            value,
-            Forward(call, worker, layout),
-        )
+        scale = 1.0 if total in {0.0, 1.0} else 1.0 / total
+        state = Forward(call, worker, layout)
+        inputs = [None if g is None else g * scale for g in self._input_gradients(state)]
+        return Ran(loss=value, gradients=self.book.close(scale), inputs=inputs, state=state)
 
     def _total(self, worker: StageWorker | None) -> tuple[torch.Tensor, float]:
         """Return the weighted mean of all microbatches' losses and the sum of their shares, on every rank."""

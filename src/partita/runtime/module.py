@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from partita.errors import ExecutionError
 from partita.ir.plan import Plan
 from partita.runtime import norms
 from partita.runtime.agreement import BatchGuard
-from partita.runtime.engine import Engine, Forward, Results, model_loss
+from partita.runtime.engine import Engine, Forward, Ran, Results, model_loss
 from partita.runtime.loss import AdditiveLoss, LossBook, total_loss
 from partita.runtime.results import joins_for, tensor_leaves
 from partita.runtime.state import StateKeeper
@@ -21,6 +22,7 @@ from partita.runtime.worker import LossPart
 from partita.runtime.world import World
 from partita.tracer.capture import loss_value
 from partita.tracer.program import Environment, refs
+from partita.tracer.verify import no_chance, same_chance, trial_inputs, within_rounding
 
 
 class _Outputs(torch.autograd.Function):
@@ -53,16 +55,14 @@ class _Loss(torch.autograd.Function):
     """A loss whose backward has run: it only scales and accumulates the gradients."""
 
     @staticmethod
-    def forward(
-        ctx: Any, owner: Any, fresh: Mapping[str, torch.Tensor], _anchor: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        ctx.owner, ctx.fresh = owner, fresh
-        return value.view_as(value)
+    def forward(ctx: Any, owner: Any, ran: Ran, _anchor: torch.Tensor, *_inputs: torch.Tensor) -> torch.Tensor:
+        ctx.owner, ctx.ran = owner, ran
+        return ran.loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, None]:
-        ctx.owner.book.accumulate(ctx.fresh, gradient)
-        return None, None, None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ctx.owner.book.accumulate(ctx.ran.gradients, gradient)
+        return (None, None, None, *(None if g is None else g * gradient for g in ctx.ran.inputs))
 
 
 class _Closed(torch.autograd.Function):
@@ -172,13 +172,34 @@ class ParallelModule(nn.Module):
         self._keeper.check_loaded()
         if self._alone:
             return self._root(*args, **kwargs)
-        call = self._variants.prepare(args, kwargs)
-        self._guard.check(call.variant.traced.signature.names, call.tensors)
+        call = self._prepare(args, kwargs)
         if self.training and torch.is_grad_enabled():
             name = loss_value(call.variant.traced.program)
             if name is not None and self._is_loss(call, name):
                 return self._call_with_loss(call, name)
         return self._forward_outside(call)
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: Any = None) -> PreparedCall:
+        """Find the program of a call; try a cut that only the structure speaks for."""
+        call = self._variants.prepare(args, kwargs)
+        self._guard.check(call.variant.traced.signature.names, call.tensors, tensor_leaves(target))
+        if self._variants.untried(call):
+            call = self._variants.settle(call, self._trial(call))
+        return call
+
+    def _trial(self, call: PreparedCall) -> str:
+        """Run a call whole and cut, without gradients and chance; say what differs ("" if nothing does)."""
+        assert call.variant.rows is not None
+        varied = trial_inputs(call.tensors, call.variant.rows.dims)
+        if varied is None:
+            return "its rows are all alike, so nothing could be tried"
+        with same_chance(), torch.no_grad(), no_chance():
+            cut = replace(call, tensors=varied)
+            _, parts = self.engine.forward(cut)
+            _, whole = self.engine.forward(self._variants.uncut(cut))
+        pairs = zip(whole.tensors, parts.tensors, strict=True)
+        good = all(a.shape == b.shape and within_rounding(a, b) for a, b in pairs)
+        return "" if good else "its parts do not give what the whole batch gives"
 
     def _is_loss(self, call: PreparedCall, name: str) -> bool:
         """Whether a result is a differentiable scalar whose parts can be put together."""
@@ -189,20 +210,20 @@ class ParallelModule(nn.Module):
         layout = call.variant.layout
         if layout.home[name] != layout.num_stages - 1:
             layout = call.variant.fused
-        fresh, value, state = self.engine.run_schedule(
+        ran = self.engine.run_schedule(
             call,
             layout,
             model_loss(call, name),
             seeds=frozenset({name}),
             wanted=frozenset(layout.result_names) - {name},
         )
-        loss = _Loss.apply(self, fresh, self._anchor, value)  # type: ignore[no-untyped-call]
-        results = self.engine.publish(state, skip=frozenset({name}))
+        loss = _Loss.apply(self, ran, self._anchor, *call.tensors)  # type: ignore[no-untyped-call]
+        results = self.engine.publish(ran.state, skip=frozenset({name}))
         tensors = [
             _Closed.apply(str(i), self._anchor, t) if wants else t  # type: ignore[no-untyped-call]
             for i, (t, wants) in enumerate(zip(results.tensors, results.requires_grad, strict=True))
         ]
-        return self.engine.assemble(state, tensors, {name: loss})
+        return self.engine.assemble(ran.state, tensors, {name: loss})
 
     def train_step(
         self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, target: Any = None
@@ -231,8 +252,7 @@ class ParallelModule(nn.Module):
             if loss.requires_grad:
                 loss.backward()
             return loss.detach()
-        call = self._variants.prepare(args, kwargs)
-        self._guard.check(call.variant.traced.signature.names, call.tensors, tensor_leaves(target))
+        call = self._prepare(args, kwargs, target)
         additive = self._additive(call, target)
         if additive is None:
             loss = self._losses.whole(self._forward_outside(call), target)
@@ -244,11 +264,14 @@ class ParallelModule(nn.Module):
         def part(env: Environment, chunk: Any) -> LossPart:
             return losses.part(additive, env.fill(program.result), target, chunk, call.total_rows)
 
-        fresh, value, _ = self.engine.run_schedule(
+        ran = self.engine.run_schedule(
             call, call.variant.fused, part, seeds=frozenset(additive.used(refs(program.result)))
         )
-        self.book.accumulate(fresh)
-        return value
+        self.book.accumulate(ran.gradients)
+        for tensor, gradient in zip(call.tensors, ran.inputs, strict=True):
+            if gradient is not None:
+                tensor.backward(gradient)
+        return ran.loss
 
     def _forward_outside(self, call: PreparedCall) -> Any:
         state, results = self.engine.forward(call)

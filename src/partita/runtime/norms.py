@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils import clip_grad
 
+from partita.errors import ExecutionError
+
 
 def local_power_sum(gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
     """Return the sum of ``|g|**norm_type`` (the maximum for infinity) as a float64 scalar."""
@@ -82,6 +84,12 @@ def _total_norm(
     gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     model = _REGISTRY.owner_of(gradients)
     assert _REGISTRY.original is not None
+    if model is None and not gradients and _REGISTRY.models:
+        next(iter(_REGISTRY.models)).engine.world.abort()
+        raise ExecutionError(
+            "this rank has no gradients and there are several parallel models: whose norm is meant is unknown here",
+            hint="call clip_grad_norm_ of the parallel model instead of torch's function",
+        )
     if model is None:
         return _REGISTRY.original(gradients, norm_type, error_if_nonfinite, foreach)
     return model.gradient_norm(float(norm_type), gradients=gradients, error_if_nonfinite=error_if_nonfinite)  # type: ignore[no-any-return]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -89,6 +89,7 @@ class Variants:
         self._hooks = {p: len(m._forward_hooks) + len(m._forward_pre_hooks) for p, m in self._modules.items()}
         self._known: dict[Hashable, list[Variant]] = {}
         self._refused: set[tuple[int, Binding]] = set()
+        self._tried: set[Hashable] = {(captured.traced.signature.key, mode_of(live))} if captured.tried else set()
         self._mode = mode_of(live)
         self.base = self._lay_out(captured.traced, captured.rows, self._stage_of)
         self._known[captured.traced.signature.key, self._mode] = [self.base]
@@ -144,7 +145,8 @@ class Variants:
         logger.info("capturing %s for shapes %s", self._tracer.name, [tuple(t.shape) for t in tensors])
         self._tracer.follow(self._live)
         familiar = signature.key == self._base.signature.key
-        traced = self._tracer.trace(signature, tensors, tied=self._base.tied if familiar else ())
+        alone = len(self._plan.stages) == 1
+        traced = self._tracer.trace(signature, tensors, tied=self._base.tied if familiar else (), whole=alone)
         rows: Rows | None = None
         if familiar and self._base_rows is not None:
             try:
@@ -160,6 +162,35 @@ class Variants:
         holding = holders(traced.program, self._placement)
         stage_of = follow_stages(traced.program, self._base.program, self._stage_of, holding, len(self._plan.stages))
         return self._lay_out(traced, rows, stage_of)
+
+    def untried(self, call: PreparedCall) -> bool:
+        """Whether a call is cut on the word of its structure alone."""
+        several = sum(len(chunks) for chunks in call.chunks) > 1
+        return several and (call.variant.traced.signature.key, mode_of(self._live)) not in self._tried
+
+    def uncut(self, call: PreparedCall) -> PreparedCall:
+        """Return the same call on the whole batch."""
+        variant = replace(call.variant, rows=None)
+        chunks: list[list[Chunk | None]] = [[None], *([] for _ in range(self._plan.data_degree - 1))]
+        key = None if call.key is None else ("uncut", call.key)
+        return PreparedCall(variant, call.tensors, 1, chunks, key)
+
+    def settle(self, call: PreparedCall, problem: str) -> PreparedCall:
+        """Take note of a trial; return the call to run.
+
+        Args:
+            call: The tried call.
+            problem: Why it must not be cut ("" if it may be).
+        """
+        key = (call.variant.traced.signature.key, mode_of(self._live))
+        self._tried.add(key)
+        if not problem:
+            return call
+        logger.warning("this call of %s is not cut: %s", self._tracer.name, problem)
+        known = self._known[key]
+        uncut = self.uncut(call)
+        known[known.index(call.variant)] = uncut.variant
+        return uncut
 
     # -- rows ----------------------------------------------------------------------------------------------------------
     def _cut(self, variant: Variant, tensors: tuple[torch.Tensor, ...], shapes: Binding) -> PreparedCall:

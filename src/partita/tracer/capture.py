@@ -106,12 +106,14 @@ class Captured:
         traced: The example's call.
         rows: How it may be cut, or None.
         graph: The call as data.
+        tried: The cut was tried on numbers, not only read off the structure.
     """
 
     tracer: Tracer
     traced: Traced
     rows: Rows | None
     graph: ModelGraph
+    tried: bool = False
 
     @property
     def unseen(self) -> bool:
@@ -213,4 +215,4 @@ def capture_model(
         notes.append(f"the batch is not cut: {reason}")
     elif live is None:
         notes.append("rows are taken to be independent from the structure alone: there are no weights to try it")
-    return Captured(tracer, traced, rows, graph_of(model, traced, rows, tuple(notes)))
+    return Captured(tracer, traced, rows, graph_of(model, traced, rows, tuple(notes)), tried=live is not None)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita.tracer.tree import PLAIN, Marker, Path, map_leaves, path_text
+from partita.tracer.tree import PLAIN, Marker, Path, map_leaves, path_text, structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def signature_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Sign
         return Slot(len(tensors) - 1)
 
     template = map_leaves(leaf, (tuple(args), dict(kwargs)))
-    return Signature(key=tuple(key), template=template, paths=tuple(paths)), tuple(tensors)
+    return Signature(key=(structure(template), tuple(key)), template=template, paths=tuple(paths)), tuple(tensors)
 
 
 def plain_attributes(module: nn.Module) -> dict[str, Any]:

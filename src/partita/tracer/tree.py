@@ -8,7 +8,7 @@ with checks in ``__init__`` or ``__post_init__`` can hold markers in place of te
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 Path = tuple[str | int, ...]
@@ -89,6 +89,18 @@ def leaves(tree: Any) -> Iterator[tuple[Path, Any]]:
     found: list[tuple[Path, Any]] = []
     map_leaves(lambda path, leaf: found.append((path, leaf)), tree)
     return iter(found)
+
+
+def structure(tree: Any) -> Hashable:
+    """Return what is the same for trees that differ in their leaves only: containers, keys, order."""
+    if isinstance(tree, dict):
+        return (type(tree), tuple((key, structure(value)) for key, value in tree.items()))
+    if isinstance(tree, tuple | list):
+        return (tuple if isinstance(tree, _torch_size()) else type(tree), tuple(structure(child) for child in tree))
+    if _is_dataclass(tree):
+        fields = [f.name for f in dataclasses.fields(tree) if hasattr(tree, f.name)]
+        return (type(tree), tuple((name, structure(getattr(tree, name))) for name in fields))
+    return None
 
 
 def path_text(path: Path) -> str:

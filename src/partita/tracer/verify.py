@@ -21,7 +21,7 @@ from partita.tracer.program import Environment, Program, refs
 from partita.tracer.rows import Join
 from partita.tracer.signature import Signature
 from partita.tracer.skeleton import copy_model, named_tensors
-from partita.tracer.tree import leaves, path_text
+from partita.tracer.tree import leaves, path_text, structure
 
 _TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4, torch.complex64: 1e-4}
 _COARSE = 3e-2
@@ -51,6 +51,11 @@ class _NoChance(TorchDispatchMode):
             result = func(*args, **kwargs)
             return result.fill_(0.5) if isinstance(result, torch.Tensor) and result.is_floating_point() else result
         return func(*args, **kwargs)
+
+
+def no_chance() -> contextlib.AbstractContextManager[Any]:
+    """Replace random draws by fixed values."""
+    return _NoChance()  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
@@ -120,7 +125,9 @@ def check_equal(model: nn.Module, program: Program, signature: Signature, tensor
         found = _run_checked(program, second, tensors)
     result = found.fill(program.result)
     worst = 0.0
-    pairs = list(zip(leaves(expected), leaves(result), strict=False))
+    if structure(expected) != structure(result):
+        raise CaptureError("the capture differs from the model: the result has another structure")
+    pairs = list(zip(leaves(expected), leaves(result), strict=True))
     for (path, a), (_, b) in pairs:
         worst = max(worst, _difference(f"the result {path_text(path)}", a, b))
     worst = max(
@@ -227,6 +234,35 @@ def weight_of(join: Join, env: Environment, rows: int) -> float:
     return float(rows) if join.how == "mean" else 1.0
 
 
+def trial_inputs(tensors: tuple[torch.Tensor, ...], dims: tuple[int | None, ...]) -> tuple[torch.Tensor, ...] | None:
+    """Return inputs whose rows differ, so that a trial can see whether they are mixed; None if there are none.
+
+    Floating inputs with equal rows get noise (the same on every rank); other inputs stay as they are.
+
+    Args:
+        tensors: A call's inputs.
+        dims: For each the dim of its rows, or None.
+    """
+    generator = torch.Generator().manual_seed(0)
+    found, telling = [], False
+    for tensor, dim in zip(tensors, dims, strict=True):
+        given = tensor
+        if dim is not None and tensor.numel():
+            differ = bool((tensor != tensor.narrow(dim, 0, 1)).any())
+            if not differ and tensor.is_floating_point():
+                scale = float(tensor.abs().max()) or 1.0
+                noise = torch.rand(tensor.shape, generator=generator).to(tensor) * scale
+                given, differ = (tensor.detach() + noise).requires_grad_(tensor.requires_grad), True
+            telling = telling or differ
+        found.append(given)
+    return tuple(found) if telling else None
+
+
+def within_rounding(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype differ by rounding only."""
+    return relative_error(a, b) <= _TOLERANCE.get(a.dtype, _COARSE if a.is_floating_point() else 0.0)
+
+
 def rows_apart(
     model: nn.Module,
     program: Program,
@@ -244,6 +280,10 @@ def rows_apart(
         joins: For each value of the result how parts are put together.
     """
     rows = next(t.shape[d] for t, d in zip(tensors, dims, strict=True) if d is not None)
+    varied = trial_inputs(tensors, dims)
+    if varied is None:
+        return "the rows of the example are all alike, so nothing can be tried; give rows that differ"
+    tensors = varied
     if rows < 4:
         tensors = tuple(
             t if d is None else torch.cat([t, t.flip(d)], d).detach().requires_grad_(t.requires_grad)
@@ -255,7 +295,7 @@ def rows_apart(
     if any(not program.sizes.holds(tuple(tuple(t.shape) for t in part)) for part in (tensors, *parts)):
         return "the model takes another path for a part of the batch"
     try:
-        with same_chance(), torch.no_grad(), _NoChance():  # type: ignore[no-untyped-call]
+        with same_chance(), torch.no_grad(), no_chance():
             whole = _run_checked(program, shadow(model), tensors)
             halves = [_run_checked(program, shadow(model), part) for part in parts]
     except CaptureError as failure:

@@ -10,7 +10,9 @@ CPU = torch.device("cpu")
 
 
 def test_no_two_coordinates_have_one_seed():
-    seeds = [fold(base, *place) for base in (0, 1, 2**61) for place in itertools.product(range(16), range(8), range(64))]
+    seeds = [
+        fold(base, *place) for base in (0, 1, 2**61) for place in itertools.product(range(16), range(8), range(64))
+    ]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert fold(1, 2, 3) != fold(1, 3, 2) != fold(1, 23)

@@ -64,7 +64,10 @@ def add_up(bucket_bytes):
     for name, value in named.items():
         if name not in {"none", "frozen"} and (name != "first" or rank == 0):
             value.grad = torch.full_like(value, (rank + 1) * (1j if name == "complex" else 1))
-    shared = [Shared((0, 1), ("both", "first", "none", "frozen", "single", "complex", "scalar")), Shared((rank,), ("own",))]
+    shared = [
+        Shared((0, 1), ("both", "first", "none", "frozen", "single", "complex", "scalar")),
+        Shared((rank,), ("own",)),
+    ]
     with mock.patch.object(gradients, "BUCKET_BYTES", bucket_bytes):
         GradientBook(named, shared).reduce(ProcessGroupTransport([0, 1], {(0, 1): None}, CPU), rank)
     return {name: None if value.grad is None else value.grad.flatten().tolist() for name, value in named.items()}

@@ -3,19 +3,19 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from partita.ir.verify import check
 from partita.tracer.capture import capture_model
 from tests.unit.tracer.traces import WIDTH, Model, rows
 from tests.zoo import CASES
 
-
 WRITTEN = pytest.mark.xfail(reason="rule G008 forbids an operator that changes a buffer in place", strict=True)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=WRITTEN if case.coupled else ()) for name, case in CASES.items() if case.rows == 8]
+    "name",
+    [pytest.param(name, marks=WRITTEN if case.coupled else ()) for name, case in CASES.items() if case.rows == 8],
 )
 def test_every_graph_of_the_zoo_is_valid_and_stable(name):
     case = CASES[name]
@@ -43,7 +43,7 @@ class Attention(nn.Module):
 
     def forward(self, x):
         q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, 2))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).flatten(2))
 
 

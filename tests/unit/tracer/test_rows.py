@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from partita.tracer.capture import capture_model
 from partita.tracer.rows import CoupledError, Join
@@ -41,10 +41,10 @@ def join(function, *more, axis=(0, 0), **members):
         (lambda self, x: self.linear(x).sum() + x.sum(), Join("sum")),
         (lambda self, x: self.linear(x).sum() / x.shape[0], Join("mean")),
         (lambda self, x: self.linear(x).sum() / x.numel(), Join("mean")),
-        (lambda self, x: F.mse_loss(self.linear(x), x), Join("mean")),
-        (lambda self, x: F.mse_loss(self.linear(x), x, reduction="sum"), Join("sum")),
-        (lambda self, x: F.kl_div(self.linear(x), x, reduction="batchmean"), Join("mean")),
-        (lambda self, x: F.cross_entropy(self.linear(x), x.softmax(1)), Join("mean")),
+        (lambda self, x: functional.mse_loss(self.linear(x), x), Join("mean")),
+        (lambda self, x: functional.mse_loss(self.linear(x), x, reduction="sum"), Join("sum")),
+        (lambda self, x: functional.kl_div(self.linear(x), x, reduction="batchmean"), Join("mean")),
+        (lambda self, x: functional.cross_entropy(self.linear(x), x.softmax(1)), Join("mean")),
     ],
 )
 def test_parts_are_put_together(function, expected):
@@ -52,11 +52,11 @@ def test_parts_are_put_together(function, expected):
 
 
 def test_a_mean_over_counted_targets_knows_its_targets():
-    found = join(lambda self, x, y: F.cross_entropy(self.linear(x), y, ignore_index=-7), TARGETS)
+    found = join(lambda self, x, y: functional.cross_entropy(self.linear(x), y, ignore_index=-7), TARGETS)
     assert (found.how, found.targets, found.ignored) == ("count", "in:args[1]", -7)
-    smoothed = join(lambda self, x, y: F.cross_entropy(self.linear(x), y, label_smoothing=0.1) * 2, TARGETS)
+    smoothed = join(lambda self, x, y: functional.cross_entropy(self.linear(x), y, label_smoothing=0.1) * 2, TARGETS)
     assert (smoothed.how, smoothed.ignored) == ("count", -100)
-    summed = join(lambda self, x, y: F.nll_loss(self.linear(x), y, reduction="sum"), TARGETS)
+    summed = join(lambda self, x, y: functional.nll_loss(self.linear(x), y, reduction="sum"), TARGETS)
     assert summed == Join("sum")
 
 
@@ -102,7 +102,7 @@ def test_a_model_of_several_results_has_a_join_for_each():
         (lambda self, x: self.linear(x)[x[:, 0] > 0].mean(), "reduces over the rows by 'index'"),
         (lambda self, x: torch.cat([x, self.linear(x)[:1]]), "reduces over the rows by 'slice'"),
         (lambda self, x: x + torch.arange(x.shape[0]).outer(torch.arange(x.shape[0])).sum(), "pairs the rows"),
-        (lambda self, x: F.mse_loss(x[:, :1], x[:, 0], reduction="mean"), "pairs the rows"),
+        (lambda self, x: functional.mse_loss(x[:, :1], x[:, 0], reduction="mean"), "pairs the rows"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Using a target size")
@@ -114,7 +114,7 @@ def test_rows_that_depend_on_each_other_are_coupled(function, reason):
 
 def test_batch_norm_couples_in_training_only():
     model = Model(lambda self, x: self.norm(self.linear(x)), norm=nn.BatchNorm1d(WIDTH))
-    with pytest.raises(CoupledError, match="'norm.num_batches_tracked', once per step"):
+    with pytest.raises(CoupledError, match=r"'norm\.num_batches_tracked', once per step"):
         trace(model, rows()).rows((0, 0))
     free = Model(lambda self, x: self.norm(self.linear(x)), norm=nn.BatchNorm1d(WIDTH, track_running_stats=False))
     with pytest.raises(CoupledError, match="normalises over the rows"):
@@ -132,7 +132,7 @@ def test_a_changed_buffer_couples():
 def test_class_weights_couple():
     weights = torch.rand(WIDTH)
     with pytest.raises(CoupledError, match="class weights"):
-        join(lambda self, x, y: F.cross_entropy(self.linear(x), y, weight=weights), TARGETS)
+        join(lambda self, x, y: functional.cross_entropy(self.linear(x), y, weight=weights), TARGETS)
 
 
 def test_an_axis_of_fixed_size_is_no_batch():
@@ -157,11 +157,11 @@ def rows_inside(self, x):
 
 
 def attention_over_rows(self, x):
-    return F.scaled_dot_product_attention(x[None], self.linear(x)[None], x[None])[0]
+    return functional.scaled_dot_product_attention(x[None], self.linear(x)[None], x[None])[0]
 
 
 def norm_over_rows(self, x):
-    return F.layer_norm(self.linear(x).T, (x.shape[0],)).T
+    return functional.layer_norm(self.linear(x).T, (x.shape[0],)).T
 
 
 def squared_mean(self, x):
@@ -183,7 +183,10 @@ NO_WEIGHTS = "without weights the structure alone decides, and it does not see t
 
 @pytest.mark.parametrize(
     "function",
-    [pytest.param(f, marks=pytest.mark.xfail(reason=EQUAL_ROWS, strict=True)) for f in (rows_inside, attention_over_rows)],
+    [
+        pytest.param(f, marks=pytest.mark.xfail(reason=EQUAL_ROWS, strict=True))
+        for f in (rows_inside, attention_over_rows)
+    ],
 )
 def test_an_example_of_zeros_does_not_fool_the_trial(function):
     assert capture_model(Model(function), (torch.zeros(6, WIDTH),)).rows is None
@@ -206,7 +209,7 @@ def test_an_input_that_never_meets_the_rows_stays_whole():
 
 
 def test_a_loss_ties_the_rows_of_its_targets_to_those_of_the_input():
-    model = Model(lambda self, x, y: F.cross_entropy(self.linear(x), y))
+    model = Model(lambda self, x, y: functional.cross_entropy(self.linear(x), y))
     captured = capture_model(model, (rows(), TARGETS))
     assert captured.rows.dims == (0, 0)
     assert not captured.traced.program.sizes.holds(((6, 4), (5,)))

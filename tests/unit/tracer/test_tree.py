@@ -1,14 +1,18 @@
 """Trees of users' arguments and results: every container kept, no constructor called."""
 
-from collections import OrderedDict, UserDict, namedtuple
+from collections import OrderedDict, UserDict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from partita.tracer.tree import leaves, map_leaves, path_text
 
-Point = namedtuple("Point", "x y")
+
+class Point(NamedTuple):
+    x: object
+    y: object
 
 
 @dataclass

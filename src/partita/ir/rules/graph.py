@@ -72,7 +72,8 @@ def _ops_read_what_exists(graph: ModelGraph) -> Findings:
 
 
 def _written_once(graph: ModelGraph) -> Findings:
-    counts = Counter(name for op in graph.ops for name in op.writes)
+    changeable = {tensor.id for tensor in graph.tensors if tensor.role in {"parameter", "buffer", "constant"}}
+    counts = Counter(name for op in graph.ops for name in op.writes if name not in changeable.intersection(op.reads))
     for index, tensor in enumerate(graph.tensors):
         count = counts[tensor.id]
         if count > int(tensor.role == "activation"):
@@ -212,7 +213,7 @@ STRUCTURE = (
 )
 MEANING = (
     Rule("G007", "an operator reads what is made before", _ops_read_what_exists),
-    Rule("G008", "an operator writes activations, each of them once", _written_once),
+    Rule("G008", "an operator makes activations, each of them once, or changes what it reads in place", _written_once),
     Rule("G009", "an item reads what items before it make", _items_read_what_exists),
     Rule("G010", "an item writes what its own operators make", _items_write_their_own),
     Rule("G011", "an item's reads name all that its operators need from outside", _items_state_all_reads),
