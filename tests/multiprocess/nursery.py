@@ -74,6 +74,7 @@ def perform(task: Task) -> Any:
         world_size=task.size,
         timeout=timedelta(seconds=task.seconds),
     )
+    dist.barrier()  # a rank that is done at once must not hang up on those that still connect
     result = task.function(*task.args)
     if dist.is_initialized():  # after an error there may be none; then, or if this raises, the process ends
         dist.destroy_process_group()

@@ -110,7 +110,7 @@ def test_identities_do_not_merge_their_result_with_their_argument():
         x = self.linear(x)
         return self.drop(x) * x
 
-    model = Model(multiply, drop=nn.Dropout(0.0))
+    model = Model(multiply, drop=nn.Identity())
     traced = verified(model, rows())
     drop = next(step for step in traced.program.steps if step.name == "drop#0")
     product = traced.program.steps[-1]
