@@ -30,8 +30,9 @@ static: $(STAMP) ## The part of `check` that runs no code.
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports --no-logo
 
-bench: $(STAMP) ## Run the partition benchmarks and print their tables.
-	$(BIN)/partita bench $(ARGS)
+bench: $(STAMP) ## Run the benchmarks and print their tables.
+	$(BIN)/python benchmarks/emulated.py $(ARGS)
+	$(BIN)/python benchmarks/capture.py $(ARGS)
 
 golden: $(STAMP) ## Rewrite the golden files, then show what changed.
 	$(BIN)/python -m pytest tests/golden --update-golden $(ARGS)

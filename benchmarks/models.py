@@ -5,12 +5,18 @@ from __future__ import annotations
 import torch
 import transformers as hf
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from partita import Example
 
 VOCABULARY = 96
-TEXT = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+TEXT = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+}
 QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -40,8 +46,12 @@ def _encoder(name, **options):
 
 def _seq2seq(name, **options):
     def build():
-        config = getattr(hf, f"{name}Config")(**({"vocab_size": VOCABULARY, "decoder_start_token_id": 2, "use_cache": False} | SPECIAL | options))
-        return getattr(hf, f"{name}ForConditionalGeneration")(config), Example(kwargs={"input_ids": _ids(), "labels": _ids(4, 8)})
+        config = getattr(hf, f"{name}Config")(
+            **({"vocab_size": VOCABULARY, "decoder_start_token_id": 2, "use_cache": False} | SPECIAL | options)
+        )
+        return getattr(hf, f"{name}ForConditionalGeneration")(config), Example(
+            kwargs={"input_ids": _ids(), "labels": _ids(4, 8)}
+        )
 
     return build
 
@@ -51,9 +61,17 @@ def _image(name, size=32, **options):
         config = getattr(hf, f"{name}Config")(**options)
         config.num_labels = 5
         pixels = torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(2))
-        return getattr(hf, f"{name}ForImageClassification")(config), Example(kwargs={"pixel_values": pixels, "labels": torch.tensor([0, 1, 2, 3])})
+        return getattr(hf, f"{name}ForImageClassification")(config), Example(
+            kwargs={"pixel_values": pixels, "labels": torch.tensor([0, 1, 2, 3])}
+        )
 
     return build
+
+
+def _gemma3():
+    sizes = {"num_key_value_heads": 2, "head_dim": 8, "use_cache": False}
+    config = hf.Gemma3TextConfig(**(TEXT | SPECIAL | sizes))
+    return hf.Gemma3ForCausalLM(config), Example(kwargs={"input_ids": _ids(), "labels": _ids()})
 
 
 BART = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
@@ -63,22 +81,58 @@ MOE = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 
 
 
 def _whisper():
-    config = hf.WhisperConfig(**(BART | {"vocab_size": VOCABULARY, "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 16, "decoder_start_token_id": 2} | SPECIAL))
+    config = hf.WhisperConfig(
+        **(
+            BART
+            | {
+                "vocab_size": VOCABULARY,
+                "num_mel_bins": 8,
+                "max_source_positions": 16,
+                "max_target_positions": 16,
+                "decoder_start_token_id": 2,
+            }
+            | SPECIAL
+        )
+    )
     sound = torch.randn(4, 8, 32, generator=torch.Generator().manual_seed(3))
     return hf.WhisperForConditionalGeneration(config), Example(kwargs={"input_features": sound, "labels": _ids(4, 8)})
 
 
 def _wav2vec2():
-    config = hf.Wav2Vec2Config(**(TEXT | {"hidden_dropout": 0.0, "attention_dropout": 0.0, "feat_proj_dropout": 0.0, "final_dropout": 0.0,
-        "layerdrop": 0.0, "conv_dim": (16, 16), "conv_stride": (4, 4), "conv_kernel": (8, 4), "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, "mask_time_prob": 0.0}))  # fmt: skip
-    return hf.Wav2Vec2Model(config), Example(kwargs={"input_values": torch.randn(4, 800, generator=torch.Generator().manual_seed(4))})
+    silent = dict.fromkeys(
+        ("hidden_dropout", "attention_dropout", "feat_proj_dropout", "final_dropout", "layerdrop"), 0.0
+    )
+    layers = {"conv_dim": (16, 16), "conv_stride": (4, 4), "conv_kernel": (8, 4)}
+    places = {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, "mask_time_prob": 0.0}
+    sound = torch.randn(4, 800, generator=torch.Generator().manual_seed(4))
+    return hf.Wav2Vec2Model(hf.Wav2Vec2Config(**(TEXT | silent | layers | places))), Example(
+        kwargs={"input_values": sound}
+    )
 
 
 def _clip():
-    text = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 32}
-    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+    text = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 32,
+    }
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 32,
+        "patch_size": 8,
+    }
     config = hf.CLIPConfig(text_config=text | SPECIAL, vision_config=vision, projection_dim=16)
-    kwargs = {"input_ids": _ids(), "pixel_values": torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(5)), "return_loss": True}
+    kwargs = {
+        "input_ids": _ids(),
+        "pixel_values": torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(5)),
+        "return_loss": True,
+    }
     return hf.CLIPModel(config), Example(kwargs=kwargs)
 
 
@@ -89,11 +143,14 @@ class UNet(nn.Module):
         super().__init__()
         conv, up = (nn.Conv2d, nn.ConvTranspose2d) if dims == 2 else (nn.Conv3d, nn.ConvTranspose3d)
         sizes = [width, 2 * width, 4 * width]
-        self.down = nn.ModuleList(nn.Sequential(conv(a, b, 3, padding=1), nn.GroupNorm(4, b), nn.SiLU()) for a, b in zip([1, *sizes], sizes, strict=False))
+        self.down = nn.ModuleList(
+            nn.Sequential(conv(a, b, 3, padding=1), nn.GroupNorm(4, b), nn.SiLU())
+            for a, b in zip([1, *sizes], sizes, strict=False)
+        )
         self.up = nn.ModuleList(up(b, a, 2, 2) for a, b in zip(sizes[-2::-1], sizes[:0:-1], strict=True))
         self.merge = nn.ModuleList(conv(2 * a, a, 3, padding=1) for a in sizes[-2::-1])
         self.out = conv(width, 1, 1)
-        self.pool = F.max_pool2d if dims == 2 else F.max_pool3d
+        self.pool = functional.max_pool2d if dims == 2 else functional.max_pool3d
 
     def forward(self, x):
         skips = []
@@ -101,7 +158,7 @@ class UNet(nn.Module):
             x = block(x if i == 0 else self.pool(x, 2))
             skips.append(x)
         for up, merge, skip in zip(self.up, self.merge, skips[-2::-1], strict=True):
-            x = F.silu(merge(torch.cat([up(x), skip], 1)))
+            x = functional.silu(merge(torch.cat([up(x), skip], 1)))
         return self.out(x)
 
 
@@ -110,7 +167,11 @@ class LanguageLSTM(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words, self.lstm, self.head = nn.Embedding(VOCABULARY, 16), nn.LSTM(16, 24, 2, batch_first=True), nn.Linear(24, VOCABULARY)
+        self.words, self.lstm, self.head = (
+            nn.Embedding(VOCABULARY, 16),
+            nn.LSTM(16, 24, 2, batch_first=True),
+            nn.Linear(24, VOCABULARY),
+        )
 
     def forward(self, ids):
         return self.head(self.lstm(self.words(ids))[0])
@@ -191,43 +252,163 @@ def _random(*shape):
 
 
 ZOO = {
-    "gpt2": lambda: (hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=VOCABULARY, n_positions=32, n_embd=32, n_layer=4, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, **SPECIAL)), Example(kwargs={"input_ids": _ids(), "labels": _ids()})),
+    "gpt2": lambda: (
+        hf.GPT2LMHeadModel(
+            hf.GPT2Config(
+                vocab_size=VOCABULARY,
+                n_positions=32,
+                n_embd=32,
+                n_layer=4,
+                n_head=4,
+                resid_pdrop=0.0,
+                embd_pdrop=0.0,
+                attn_pdrop=0.0,
+                use_cache=False,
+                **SPECIAL,
+            )
+        ),
+        Example(kwargs={"input_ids": _ids(), "labels": _ids()}),
+    ),
     "gpt_neox": _decoder("GPTNeoX"),
     "llama": _decoder("Llama", num_key_value_heads=2),
     "mistral": _decoder("Mistral", num_key_value_heads=2),
     "qwen3": _decoder("Qwen3", num_key_value_heads=2, head_dim=8),
     "gemma2": _decoder("Gemma2", num_key_value_heads=2, head_dim=8),
-    "gemma3": _decoder("Gemma3", num_key_value_heads=2, head_dim=8) if hasattr(hf, "Gemma3ForCausalLM") else None,
+    "gemma3": _gemma3,
     "phi": _decoder("Phi", resid_pdrop=0.0, embd_pdrop=0.0, attention_dropout=0.0),
     "falcon": _decoder("Falcon", alibi=False, hidden_dropout=0.0, attention_dropout=0.0),
-    "opt": lambda: (hf.OPTForCausalLM(hf.OPTConfig(vocab_size=VOCABULARY, hidden_size=32, ffn_dim=64, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=32, dropout=0.0, word_embed_proj_dim=32, use_cache=False, **SPECIAL)), Example(kwargs={"input_ids": _ids(), "labels": _ids()})),
-    "bloom": lambda: (hf.BloomForCausalLM(hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=4, n_head=4, hidden_dropout=0.0, attention_dropout=0.0, use_cache=False, **SPECIAL)), Example(kwargs={"input_ids": _ids(), "labels": _ids()})),
+    "opt": lambda: (
+        hf.OPTForCausalLM(
+            hf.OPTConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=32,
+                ffn_dim=64,
+                num_hidden_layers=4,
+                num_attention_heads=4,
+                max_position_embeddings=32,
+                dropout=0.0,
+                word_embed_proj_dim=32,
+                use_cache=False,
+                **SPECIAL,
+            )
+        ),
+        Example(kwargs={"input_ids": _ids(), "labels": _ids()}),
+    ),
+    "bloom": lambda: (
+        hf.BloomForCausalLM(
+            hf.BloomConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=32,
+                n_layer=4,
+                n_head=4,
+                hidden_dropout=0.0,
+                attention_dropout=0.0,
+                use_cache=False,
+                **SPECIAL,
+            )
+        ),
+        Example(kwargs={"input_ids": _ids(), "labels": _ids()}),
+    ),
     "bert": _encoder("Bert"),
     "roberta": _encoder("Roberta", pad_token_id=1),
     "deberta": _encoder("DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8),
     "electra": _encoder("Electra", embedding_size=16),
     "albert": _encoder("Albert", embedding_size=16, num_hidden_groups=2, classifier_dropout_prob=0.0),
-    "t5": _seq2seq("T5", d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4, dropout_rate=0.0),
+    "t5": _seq2seq(
+        "T5", d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4, dropout_rate=0.0
+    ),
     "bart": _seq2seq("Bart", **BART),
     "pegasus": _seq2seq("Pegasus", **BART),
     "whisper": _whisper,
     "wav2vec2": _wav2vec2,
-    "vit": _image("ViT", hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64, image_size=32, patch_size=8, **QUIET),
-    "swin": _image("Swin", image_size=32, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4, drop_path_rate=0.0, **QUIET),
+    "vit": _image(
+        "ViT",
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=64,
+        image_size=32,
+        patch_size=8,
+        **QUIET,
+    ),
+    "swin": _image(
+        "Swin",
+        image_size=32,
+        patch_size=4,
+        embed_dim=16,
+        depths=[2, 2],
+        num_heads=[2, 4],
+        window_size=4,
+        drop_path_rate=0.0,
+        **QUIET,
+    ),
     "convnext": _image("ConvNext", hidden_sizes=[8, 16, 32, 64], depths=[1, 1, 2, 1], drop_path_rate=0.0),
     "resnet": _image("ResNet", embedding_size=8, hidden_sizes=[16, 32], depths=[2, 2]),
-    "segformer": _image("Segformer", hidden_sizes=[8, 16, 32, 64], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 4, 4], drop_path_rate=0.0, classifier_dropout_prob=0.0, **QUIET),
+    "segformer": _image(
+        "Segformer",
+        hidden_sizes=[8, 16, 32, 64],
+        depths=[1, 1, 1, 1],
+        num_attention_heads=[1, 2, 4, 4],
+        drop_path_rate=0.0,
+        classifier_dropout_prob=0.0,
+        **QUIET,
+    ),
     "clip": _clip,
     "mixtral": _decoder("Mixtral", **MOE),
-    "deepseek_v3": _decoder("DeepseekV3", n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, moe_intermediate_size=32, first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, n_shared_experts=1, num_key_value_heads=4),
+    "deepseek_v3": _decoder(
+        "DeepseekV3",
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        n_shared_experts=1,
+        num_key_value_heads=4,
+    ),
     "gpt_oss": _decoder("GptOss", num_key_value_heads=2, head_dim=8, num_local_experts=4, num_experts_per_tok=2),
-    "mamba": lambda: (hf.MambaForCausalLM(hf.MambaConfig(vocab_size=VOCABULARY, hidden_size=32, state_size=4, num_hidden_layers=4, time_step_rank=4, use_cache=False, **SPECIAL)), Example(kwargs={"input_ids": _ids(), "labels": _ids()})),
-    "rwkv": lambda: (hf.RwkvForCausalLM(hf.RwkvConfig(vocab_size=VOCABULARY, hidden_size=32, attention_hidden_size=32, num_hidden_layers=4, intermediate_size=64, use_cache=False, **SPECIAL)), Example(kwargs={"input_ids": _ids(), "labels": _ids()})),
+    "mamba": lambda: (
+        hf.MambaForCausalLM(
+            hf.MambaConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=32,
+                state_size=4,
+                num_hidden_layers=4,
+                time_step_rank=4,
+                use_cache=False,
+                **SPECIAL,
+            )
+        ),
+        Example(kwargs={"input_ids": _ids(), "labels": _ids()}),
+    ),
+    "rwkv": lambda: (
+        hf.RwkvForCausalLM(
+            hf.RwkvConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=32,
+                attention_hidden_size=32,
+                num_hidden_layers=4,
+                intermediate_size=64,
+                use_cache=False,
+                **SPECIAL,
+            )
+        ),
+        Example(kwargs={"input_ids": _ids(), "labels": _ids()}),
+    ),
     "unet_2d": _own(lambda: UNet(2), _random(4, 1, 16, 16)),
     "unet_3d": _own(lambda: UNet(3), _random(4, 1, 8, 8, 8)),
     "lstm": _own(LanguageLSTM, _ids()),
-    "recommender": _own(Recommender, _random(6, 5), torch.randint(0, 50, (6, 4, 3), generator=torch.Generator().manual_seed(7))),
-    "graph_net": _own(GraphNet, _random(7, 4), torch.randint(0, 7, (2, 15), generator=torch.Generator().manual_seed(8))),
+    "recommender": _own(
+        Recommender, _random(6, 5), torch.randint(0, 50, (6, 4, 3), generator=torch.Generator().manual_seed(7))
+    ),
+    "graph_net": _own(
+        GraphNet, _random(7, 4), torch.randint(0, 7, (2, 15), generator=torch.Generator().manual_seed(8))
+    ),
     "spiking": _own(Spiking, _random(6, 12)),
 }
 """Name to a function that gives a model and an example of its call."""

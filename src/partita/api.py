@@ -167,7 +167,7 @@ def auto_parallelize(
     """
     from partita.planner import make_plan
     from partita.runtime.build import agree_on_plan, build, capture_together
-    from partita.runtime.world import join_world
+    from partita.runtime.world import join_world, world_cluster
 
     if limits is not None and limits.batch != "global":
         raise PlanError(
@@ -182,7 +182,7 @@ def auto_parallelize(
         place: LossPlace = "model" if graph.scalar_loss else "outside" if loss_fn is None else "fused"
         return make_plan(
             graph,
-            _cluster(cluster, num_ranks=world.size, platform=world.device.type),
+            _cluster(cluster) if cluster is not None else world_cluster(world),
             optimizer=_optimizer_name(optimizer, model),
             limits=limits or Limits(),
             search=search or Search(),
@@ -196,18 +196,14 @@ def auto_parallelize(
     return module
 
 
-def _cluster(cluster: Cluster | str | Path | None, *, num_ranks: int | None = None, platform: str = "cpu") -> Cluster:
+def _cluster(cluster: Cluster | str | Path | None) -> Cluster:
     from partita.cost.clusters import default_cluster, parse_cluster
 
     if isinstance(cluster, Cluster):
         return cluster
     if cluster is not None:
         return parse_cluster(cluster)
-    return (
-        parse_cluster(f"{num_ranks}xcpu")
-        if num_ranks is not None and platform == "cpu"
-        else default_cluster(platform="cpu")
-    )
+    return default_cluster(platform="cpu")
 
 
 def _optimizer_name(factory: Callable[[nn.Module], torch.optim.Optimizer] | None, model: nn.Module) -> str:

@@ -77,7 +77,8 @@ def honest_line(plan: Plan) -> str:
     value = format_seconds(time.value)
     ends = [format_seconds(end) for end in (time.low, time.high)]
     unit = value.split(" ")[1]
-    spread = "–".join(end.removesuffix(f" {unit}") for end in ends)
+    same = all(end.endswith(f" {unit}") for end in ends)
+    spread = "–".join(end.removesuffix(f" {unit}") if same else end for end in ends)
     return ", ".join((
         f"step {value} ({spread})",
         f"{100 * predicted.measured_share:.0f} % of the time measured",

@@ -207,7 +207,8 @@ class Variants:
                 ):
                     chunks = [list(part) for part in cut]
                     break
-        key = None if variant.traced.program.dynamic else (variant.number, shapes)
+        parts = tuple(tuple(part) for part in chunks)
+        key = None if variant.traced.program.dynamic else (variant.number, shapes, parts)
         return PreparedCall(variant, tensors, total, chunks, key)
 
     def _holds(self, variant: Variant, tensors: tuple[torch.Tensor, ...], rows: Rows, chunk: Chunk) -> bool:

@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from partita.cost.clusters import default_cluster, parse_cluster
 from partita.errors import PartitaError
+from partita.ir.cluster import Cluster
 
 T = TypeVar("T")
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -83,6 +85,18 @@ class World:
         if key not in self._groups:
             self._groups[key] = None if len(key) == self.size else dist.new_group(list(key))
         return self._groups[key]
+
+
+def world_cluster(world: World) -> Cluster:
+    """Describe the running job's devices.
+
+    Args:
+        world: The ranks; all are taken to have a device like this one.
+    """
+    if world.device.type != "cuda":
+        return parse_cluster(f"{world.size}xcpu")
+    facts = torch.cuda.get_device_properties(world.device)
+    return default_cluster(platform="cuda", device_name=facts.name, memory_bytes=facts.total_memory)
 
 
 def join_world() -> World:

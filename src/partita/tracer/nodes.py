@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from partita.tracer.recorder import Recording
+from partita.tracer.recorder import Call, Recording, Ref
 from partita.tracer.sizes import depends_on_values, expression_of
+from partita.tracer.tree import leaves
 
 BATCH_NORMS = {"batch_norm", "_native_batch_norm_legit", "native_batch_norm", "cudnn_batch_norm"}
 """Operators that update running statistics in training without saying so in their schema."""
@@ -91,17 +92,46 @@ def node_regions(recording: Recording) -> Iterator[tuple[bool, tuple[Any, ...]]]
 
 
 def differentiable_nodes(recording: Recording) -> set[str]:
-    """Return the names of the nodes through which a gradient flows."""
+    """Return the names of the nodes through which a gradient flows.
+
+    What an autograd function returns has a gradient as soon as an argument has one, whatever its forward does.
+    """
     found = set(recording.trainable)
-    for node, (grad_enabled, _autocast) in zip(recording.nodes, node_regions(recording), strict=True):
-        if node.op != "call_function" or not grad_enabled or packet(node.target) in _NO_GRADIENT:
-            continue
-        value = node.meta.get("val")
-        tensors = [v for v in (value if isinstance(value, tuple | list) else [value]) if isinstance(v, torch.Tensor)]
-        smooth = any(v.dtype.is_floating_point or v.dtype.is_complex for v in tensors)
-        if smooth and any(source.name in found for source in node.all_input_nodes):
-            found.add(node.name)
+    functions = _functions_by_end(recording.root)
+    for i, (node, (grad_enabled, _autocast)) in enumerate(
+        zip(recording.nodes, node_regions(recording), strict=True), start=1
+    ):
+        if node.op == "call_function" and grad_enabled and packet(node.target) not in _NO_GRADIENT:
+            value = node.meta.get("val")
+            tensors = [
+                v for v in (value if isinstance(value, tuple | list) else [value]) if isinstance(v, torch.Tensor)
+            ]
+            smooth = any(v.dtype.is_floating_point or v.dtype.is_complex for v in tensors)
+            if smooth and any(source.name in found for source in node.all_input_nodes):
+                found.add(node.name)
+        for arguments, results in functions.get(i, ()):
+            if grad_enabled and found.intersection(arguments):
+                found |= results
     return found
+
+
+def _functions_by_end(call: Call) -> dict[int, list[tuple[set[str], set[str]]]]:
+    """Return the calls of autograd functions by where they end: the nodes they take and those they give."""
+    found: dict[int, list[tuple[set[str], set[str]]]] = {}
+
+    def visit(inner: Call) -> None:
+        for child in inner.children:
+            visit(child)
+        if inner.function is not None:
+            names = (set(_refs((inner.args, inner.kwargs))), set(_refs(inner.result)))
+            found.setdefault(inner.end, []).append(names)
+
+    visit(call)
+    return found
+
+
+def _refs(tree: Any) -> list[str]:
+    return [leaf.name for _, leaf in leaves(tree) if isinstance(leaf, Ref)]
 
 
 def depends_on_data(node: fx.Node) -> bool:

@@ -32,11 +32,17 @@ from partita.tracer.recorder import (
 )
 from partita.tracer.skeleton import swap_tensors
 
-FREEDOM = ("all", "leading", "none")
-"""Which axes of the inputs get symbols: all, the leading ones, none.
+FREEDOM = ("most", "leading", "none")
+"""Which axes of the inputs get symbols: most, the leading ones, none.
 
-Models that do arithmetic which symbols cannot follow are traced with fewer; the fixed sizes are then conditions of the
-capture."""
+``most`` is all axes of inputs of up to three dims and the first two of larger ones: the arithmetic that models do with
+the height and width of images makes expressions that take minutes, and images rarely change their size.  Models that
+do arithmetic which symbols cannot follow are traced with fewer; fixed sizes are conditions of the capture, and a call
+with others is captured anew."""
+
+
+MANY_DIMS = 3
+"""Inputs of more dims get symbols for their first two only."""
 
 
 def record(
@@ -120,8 +126,10 @@ def _trace(
 
     entry = Entry(model, entry_call)
     entry.training = model.training
-    most = {"all": max((t.ndim for t in tensors), default=0), "leading": 1, "none": 0}[freedom]
-    dynamic = {"tensors": tuple(dict.fromkeys(range(min(t.ndim, most)), torch.export.Dim.AUTO) for t in tensors)}
+    axes = tuple(
+        {"most": t.ndim if t.ndim <= MANY_DIMS else 2, "leading": min(t.ndim, 1), "none": 0}[freedom] for t in tensors
+    )
+    dynamic = {"tensors": tuple(dict.fromkeys(range(count), torch.export.Dim.AUTO) for count in axes)}
     try:
         with (
             quiet(),

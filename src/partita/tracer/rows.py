@@ -247,7 +247,8 @@ class RowAnalysis:
         if len(joins) > 1:
             raise CoupledError(f"{node.name} mixes different reductions over the batch ({_where(node)})")
         join = joins.pop()
-        alone = len(sources) == 1 and (name in {"mul", "neg"} or node.args[0] is sources[0])
+        uses = sum(argument in sources for argument in node.args)
+        alone = uses == 1 and (name in {"mul", "neg"} or node.args[0] is sources[0])
         growing = [a for a in node.args if isinstance(a, fx.Node) and self._grows(a)]
         if growing:  # a sum divided by a multiple of the number of rows is a mean
             if name == "div" and join.how == "sum" and alone and growing == [node.args[1]]:

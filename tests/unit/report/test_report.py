@@ -49,7 +49,7 @@ def test_the_honest_line_with_units_that_differ():
         plan.predicted, step_time=Estimate(value=0.9, low=0.8, high=1.2, source="modelled"), peak_bytes=(MIB,) * 5
     )
     line = honest_line(replace(plan, predicted=predicted, memory_limits=(GIB,) * 5))
-    assert line.startswith("step 900 ms (800–1.20 s), ")
+    assert line.startswith("step 900 ms (800 ms–1.20 s), ")
     assert line.endswith(", peak 1.00 MiB of 1 GiB on rank 0")
 
 

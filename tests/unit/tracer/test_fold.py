@@ -151,6 +151,26 @@ def test_autograd_functions_keep_their_own_backward():
     assert [name.rpartition(".")[2] for name in names(traced)] == ["linear#0", "Doubled#0"]
 
 
+class Step(torch.autograd.Function):
+    """A step forward, whose operators have no gradient of their own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def test_what_an_autograd_function_returns_has_a_gradient_whatever_its_forward_does():
+    traced = verified(Model(lambda self, x: Step.apply(self.linear(x)) + 1.0), rows())
+    step = next(s for s in traced.program.steps if s.name.endswith("Step#0"))
+    assert set(step.writes) <= traced.program.differentiable
+    no_gradient = trace(Model(lambda self, x: (self.linear(x) > 0).to(x.dtype)), rows())
+    assert not set(no_gradient.program.steps[-1].writes) & no_gradient.program.differentiable
+
+
 def test_backward_hooks_keep_a_module_whole():
     model = Model(one_by_one, layers=layers())
     model.layers[2].register_full_backward_hook(lambda module, grad_in, grad_out: tuple(2 * g for g in grad_in))

@@ -177,6 +177,14 @@ def test_a_trial_finds_what_the_sizes_do_not_show(function):
     assert capture_model(Model(function), (rows(),)).rows is None
 
 
+def test_a_square_of_a_mean_is_seen_in_the_structure():
+    with torch.device("meta"):
+        model = Model(squared_mean)
+    captured = capture_model(model, (rows(),))
+    assert captured.rows is None
+    assert any("not linear in a reduction" in note for note in captured.graph.notes)
+
+
 @pytest.mark.parametrize("function", [rows_inside, attention_over_rows])
 def test_an_example_of_zeros_does_not_fool_the_trial(function):
     assert capture_model(Model(function), (torch.zeros(6, WIDTH),)).rows is None
