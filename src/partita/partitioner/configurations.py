@@ -139,7 +139,7 @@ def make_space(
     batch = None if graph.batch_rows is None else limits.global_batch or graph.batch_rows
     _positive("global_batch", limits.global_batch)
     _positive("num_microbatches", limits.num_microbatches)
-    stages, degrees = _stages(search, num_blocks, devices), _degrees(search, batch, devices)
+    stages, degrees = _stages(search, num_blocks, devices), _degrees(search, batch, devices, graph.notes)
     if stages[0] * degrees[0] > devices:
         raise InfeasibleError(
             f"pp={stages[0]} with dp={degrees[0]} needs {stages[0] * degrees[0]} devices, {devices} may be used",
@@ -181,13 +181,14 @@ def _stages(search: Search, num_blocks: int, devices: int) -> tuple[int, ...]:
     return kept
 
 
-def _degrees(search: Search, batch: int | None, devices: int) -> tuple[int, ...]:
+def _degrees(search: Search, batch: int | None, devices: int, notes: Sequence[str]) -> tuple[int, ...]:
     most = 1 if batch is None else min(batch, devices)
     allowed = choices(search.dp)
     if allowed is not None:
         kept = _within(allowed, most)
         if not kept:
-            rows = "the example has no batch axis" if batch is None else f"the batch has {batch} rows"
+            reason = next((note for note in notes if note.startswith("the batch is not cut")), "there is no batch axis")
+            rows = reason if batch is None else f"the batch has {batch} rows"
             why = f"{rows} and {devices} devices may be used"
             raise InfeasibleError(
                 f"{_these('dp', allowed)} cannot be met: {why}", hint=f"use dp from 1 to {most}", most=most

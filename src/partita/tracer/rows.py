@@ -44,6 +44,7 @@ class Join:
 
 
 WHOLE = Join("whole")
+_SHAPES_ONLY = {"new_ones", "new_zeros", "new_full", "new_empty", "zeros_like", "ones_like", "empty_like"}
 _MEANS = {
     "mse_loss",
     "l1_loss",
@@ -153,6 +154,8 @@ class RowAnalysis:
                 if any(s.name in self.joins for s in node.all_input_nodes):
                     raise CoupledError(f"{node.name} reads a reduction over the batch ({_where(node)})")
                 self.dims[node.name] = dim
+            elif packet(node.target) in _SHAPES_ONLY:
+                return  # reads shape and dtype, not values
             elif any(s.name in self.dims or s.name in self.joins for s in node.all_input_nodes):
                 self.joins[node.name] = self._reduced(node)
         elif isinstance(value, tuple | list):
