@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from partita.ir.schedule import RECV_KINDS, SEND_KINDS, Action
+from partita.ir.schedule import SEND_KINDS, Action
 from partita.runtime.transport import Expected, LoopbackTransport, Outgoing, Received, Transport
 from partita.schedules.machine import Await, Post, RankMachine, Run, deadlock, drive
 
@@ -128,8 +128,3 @@ def _step(
     if log is not None:
         log.append((action, start, time.perf_counter()))
     return [] if action.kind in SEND_KINDS else list(machine.completed(action))
-
-
-def receives(actions: Sequence[Action]) -> list[Action]:
-    """Return the receives of a row, in order."""
-    return [action for action in actions if action.kind in RECV_KINDS]

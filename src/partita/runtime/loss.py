@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita.errors import CaptureError
 from partita.runtime.results import flatten, part_weight, tensor_leaves, unflatten
 from partita.runtime.rows import Chunk
 from partita.runtime.worker import LossPart
@@ -206,13 +205,3 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype.is_floating_point:
         return torch.rand(tensor.shape, generator=generator).to(tensor.dtype)
     return torch.zeros(tensor.shape, dtype=tensor.dtype)
-
-
-def check_traceable(function: Callable[[Any, Any], Any]) -> None:
-    """Raise if a loss function cannot be called with two arguments.
-
-    Raises:
-        CaptureError: If it is not callable.
-    """
-    if not callable(function):
-        raise CaptureError(f"loss_fn must be callable as loss_fn(output, target), not {type(function).__name__}")
