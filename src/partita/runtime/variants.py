@@ -14,6 +14,7 @@ from partita.ir.plan import Plan
 from partita.runtime.placement import Placement, holders
 from partita.runtime.rows import Chunk, cut_rows
 from partita.runtime.stages import StageMap, follow_stages, lay_out
+from partita.tracer.assume import holds_for
 from partita.tracer.batch import find_rows
 from partita.tracer.capture import Captured
 from partita.tracer.program import refs, same_steps
@@ -134,7 +135,14 @@ class Variants:
         mode = mode_of(self._live)
         known = self._known.setdefault((signature.key, mode), [])
         variant = next(
-            (v for v in known if v.traced.program.sizes.holds(shapes) and v.state == self._state(v.traced)), None
+            (
+                v
+                for v in known
+                if v.traced.program.sizes.holds(shapes)
+                and v.state == self._state(v.traced)
+                and holds_for(v.traced.program, tensors)
+            ),
+            None,
         )
         if variant is None:
             variant = self._capture(signature, tensors)
@@ -224,7 +232,7 @@ class Variants:
         if (variant.number, shapes) in self._refused:
             return False
         self._tracer.follow(self._live)
-        other = self._tracer.trace(variant.traced.signature, part)
+        other = self._tracer.trace(variant.traced.signature, part, known=program.assumptions)
         if other.recording is not None and same_steps(program, other.program, shapes):
             return True
         self._refused.add((variant.number, shapes))

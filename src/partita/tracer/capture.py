@@ -193,6 +193,10 @@ def capture_model(
         for path, reason in (traced.folded.opened if traced.folded else {}).items()
     ]
     notes += [f"modules of class {cls.__name__} are kept whole: {reason}" for cls, reason in tracer.opaque.items()]
+    notes += [
+        f"{a.place} reads a value of the input, {a.value!r} here; calls are checked, another value is captured anew"
+        for a in traced.program.assumptions
+    ]
     best: list[Traced] = [traced]
 
     def decide() -> _Decision:

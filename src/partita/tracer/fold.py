@@ -9,6 +9,7 @@ channel: values stashed on ``self``, read by other layers, or gathered by hooks.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from partita.tracer.nodes import (
     storages,
 )
 from partita.tracer.program import Program, Step, refs
-from partita.tracer.recorder import Call, Recording, Ref
+from partita.tracer.recorder import Assumption, Call, Recording, Ref
 from partita.tracer.sizes import Size, depends_on_values, evaluate, expression_of
 from partita.tracer.tree import map_leaves, path_text
 
@@ -220,6 +221,26 @@ class _Folder:
         self._candidate_sets = self.candidates()
         self._emit(self.recording.root)
         return self.steps
+
+    def checks(self) -> list[Step]:
+        """Return the operators that compute what the capture assumes about values."""
+        self.steps = []
+        wanted = {name for assumption in self.recording.assumed for name in assumption.nodes}
+        for i, node in enumerate(self.recording.nodes):
+            if node.name in wanted and node.op == "call_function" and node.target is not operator.getitem:
+                self._op(node, i, self.recording.root)
+        return self.steps
+
+    def assumptions(self) -> list[Assumption]:
+        """Return the assumptions in terms of the program's values."""
+
+        def value(node: str) -> str:
+            return self.names.get(node, node)
+
+        return [
+            dataclasses.replace(a, arguments=map_leaves(lambda _path, leaf: self.settled(leaf, value), a.arguments))
+            for a in self.recording.assumed
+        ]
 
     def _emit(self, call: Call) -> None:
         closed = call.opaque or (call.function is not None and "an autograd function keeps its own backward")
@@ -450,6 +471,8 @@ def fold(
         storage=storages(recording, rename),
         differentiable=frozenset(rename(node) for node in differentiable_nodes(recording)),
         dynamic=any(depends_on_data(node) or is_opaque(node) for node in recording.nodes),
+        assumptions=tuple(folder.assumptions()),
+        checks=tuple(folder.checks()),
     )
     _check_visible(program)
     _check_constants(program)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from partita.tracer.recorder import ModuleRef, Ref
+from partita.tracer.recorder import Assumption, ModuleRef, Ref
 from partita.tracer.sizes import Binding, Size, SizeRules
 from partita.tracer.tree import map_leaves
 
@@ -73,6 +73,8 @@ class Program:
         storage: For each tensor value the first value that has the same memory.
         differentiable: Values through which a gradient flows.
         dynamic: Some shape or number depends on values, so that messages must carry their shapes every time.
+        assumptions: Values that the forward read; the capture is valid for calls that give the same ones.
+        checks: Steps that compute from the inputs what the assumptions are about.
     """
 
     steps: tuple[Step, ...]
@@ -87,6 +89,8 @@ class Program:
     storage: Mapping[str, str]
     differentiable: frozenset[str]
     dynamic: bool = False
+    assumptions: tuple[Assumption, ...] = ()
+    checks: tuple[Step, ...] = ()
     random: bool = field(init=False)
 
     def __post_init__(self) -> None:

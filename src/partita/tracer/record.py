@@ -11,15 +11,18 @@ from __future__ import annotations
 import itertools
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from partita.errors import CaptureError
+from partita.tracer.assume import Reading
+from partita.tracer.fakes import register_fakes
 from partita.tracer.recorder import (
     Entry,
     RecordedError,
@@ -41,6 +44,8 @@ do arithmetic which symbols cannot follow are traced with fewer; fixed sizes are
 with others is captured anew."""
 
 
+register_fakes()
+
 MANY_DIMS = 3
 """Inputs of more dims get symbols for their first two only."""
 
@@ -53,6 +58,7 @@ def record(
     *,
     tied: tuple[tuple[int, int], ...] = (),
     stateful: dict[str, str] | None = None,
+    reading: Reading | None = None,
 ) -> Recording:
     """Trace one call of a weightless model.
 
@@ -66,6 +72,7 @@ def record(
         device: Where the parameters will be when the captured program runs.
         tied: Input axes (input, dim) that are taken to have one size, as a condition of the recording.
         stateful: Path to attribute of the modules whose forward is known to change it; more are added.
+        reading: What the forward may read of the inputs' values; nothing by default.
 
     Returns:
         The recording.
@@ -76,13 +83,14 @@ def record(
     known = {} if stateful is None else stateful
     refusal: CaptureError | None = None
     for freedom in FREEDOM:
+        trace = partial(_trace, model, tensors, call, device, tied, known, reading or Reading(), freedom)
         try:
-            recording, changed = _trace(model, tensors, call, device, tied, known, freedom=freedom, settle=True)
+            recording, changed = trace(settle=True)
             if changed.keys() - known.keys():
-                recording, again = _trace(model, tensors, call, device, tied, known, freedom=freedom)
+                recording, again = trace()
                 known |= again
             if changed.keys() & known.keys():
-                recording, _ = _trace(model, tensors, call, device, tied, known, freedom=freedom)
+                recording, _ = trace()
         except CaptureError as error:
             refusal = refusal or error
             if error.data.get("final"):
@@ -100,8 +108,9 @@ def _trace(
     device: str,
     tied: tuple[tuple[int, int], ...],
     stateful: Mapping[str, str],
-    *,
+    reading: Reading,
     freedom: str,
+    *,
     settle: bool = False,
 ) -> tuple[Recording, dict[str, str]]:
     """Trace once; return the recording and the attributes that changed, by module path."""
@@ -122,7 +131,8 @@ def _trace(
         recorder.input_tensors = given
         for (i, d), (j, e) in itertools.pairwise(tied):
             torch._check(given[i].shape[d] == given[j].shape[e])
-        return call(model, given)
+        with reading.mode(recorder, tensors):
+            return call(model, given)
 
     entry = Entry(model, entry_call)
     entry.training = model.training
@@ -175,5 +185,5 @@ def _refusal(model: nn.Module, recorder: Recorder, error: Exception) -> CaptureE
         hint="a branch or loop on tensor values keeps its module from being cut; put it into a submodule of its own",
         module=where,
         place=place,
-        final="data-dependent" in text,
+        final="data-dependent" in text or isinstance(error, DataDependentOutputException),
     )

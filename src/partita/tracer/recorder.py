@@ -86,6 +86,7 @@ class Recording:
         sizes: How sizes follow from the inputs.
         buffer_writes: Buffers that the forward replaced by another tensor: qualified name to node name.
         settle: Turns a symbolic or plain size into an expression, with everything the trace learnt about sizes applied.
+        assumed: Values that the forward read.
     """
 
     nodes: list[torch.fx.Node]
@@ -98,6 +99,26 @@ class Recording:
     sizes: SizeRules
     buffer_writes: dict[str, str]
     settle: Callable[[Any], sympy.Basic]
+    assumed: tuple[Assumption, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Assumption:
+    """A value that the forward read, and that the capture takes for given.
+
+    Attributes:
+        question: What was asked, e.g. ``Tensor.__bool__``.
+        arguments: Of what: ``(args, kwargs)`` with `Ref` and `Size` leaves.
+        value: The answer.
+        place: The user's file and line.
+        nodes: The nodes that compute what was asked about.
+    """
+
+    question: Callable[..., Any]
+    arguments: Any
+    value: Any
+    place: str
+    nodes: tuple[str, ...]
 
 
 class RecordedError(Exception):
@@ -144,6 +165,7 @@ class Recorder:
         self.inputs: tuple[str, ...] = ()
         self.buffers: dict[str, dict[str, torch.Tensor | None]] = {}
         self.changed: dict[str, str] = {}
+        self.assumed: list[Assumption] = []
 
     # -- nodes of values -----------------------------------------------------------------------------------------------
     @property
@@ -277,6 +299,7 @@ class Recorder:
             sizes=rules_from(self.fake_mode.shape_env, [t.shape for t in self.input_tensors]),
             buffer_writes=self._buffer_writes(),
             settle=settled(self.fake_mode.shape_env),
+            assumed=tuple(self.assumed),
         )
 
     def _buffer_writes(self) -> dict[str, str]:

@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from partita.errors import CaptureError
+from partita.tracer.assume import LEVELS, Reading
 from partita.tracer.fold import Folded, fold
 from partita.tracer.opaque import Observations, kept_whole, observe
 from partita.tracer.program import Program, refs
 from partita.tracer.record import record
-from partita.tracer.recorder import Recording, Ref
+from partita.tracer.recorder import Assumption, Recording, Ref
 from partita.tracer.rows import CoupledError, Join, RowAnalysis
 from partita.tracer.signature import Signature, plain_attributes
 from partita.tracer.sizes import Binding, Size
@@ -162,6 +163,7 @@ class Tracer:
         self.name = type(model).__name__
         self.stateful: dict[str, str] = {}
         self.opaque: dict[type, str] = {}
+        self.reading = 0
         self.observations: Observations | None = None
 
     def follow(self, model: nn.Module) -> None:
@@ -180,6 +182,7 @@ class Tracer:
         tied: tuple[tuple[int, int], ...] = (),
         live: nn.Module | None = None,
         whole: bool = True,
+        known: tuple[Assumption, ...] = (),
     ) -> Traced:
         """Trace one call; keep classes whole that the trace cannot enter, and the model if that does not help.
 
@@ -189,6 +192,7 @@ class Tracer:
             tied: Input axes that are taken to have one size.
             live: The model with real weights, for the shapes of modules that are kept whole; None if there is none.
             whole: Keep a model that cannot be traced as one block; otherwise raise.
+            known: What another capture assumed about values, to assume the same.
 
         Returns:
             The traced call.
@@ -199,9 +203,10 @@ class Tracer:
         shapes = tuple(tuple(t.shape) for t in tensors)
         names = tuple(f"in:{name}" for name in signature.names)
         refusals: list[CaptureError] = []
-        for _ in range(MAX_OPAQUE_CLASSES + 1):
+        for _ in range(MAX_OPAQUE_CLASSES + len(LEVELS)):
+            reading = Reading(LEVELS[self.reading], known)
             try:
-                folded, recording = self._attempt(signature, tensors, names, tied)
+                folded, recording = self._attempt(signature, tensors, names, tied, reading)
             except CaptureError as error:
                 refusals.append(error)
                 if not self._give_up_on(error, signature, tensors, live):
@@ -231,23 +236,37 @@ class Tracer:
         tensors: tuple[torch.Tensor, ...],
         names: tuple[str, ...],
         tied: tuple[tuple[int, int], ...],
+        reading: Reading,
     ) -> tuple[Folded, Recording]:
         with kept_whole(self.model, set(self.opaque), self.observations):
-            recording = record(self.model, tensors, signature.call, self.device, tied=tied, stateful=self.stateful)
+            recording = record(
+                self.model, tensors, signature.call, self.device, tied=tied, stateful=self.stateful, reading=reading
+            )
         changed = frozenset() if self.observations is None else self.observations.changed
         return fold(recording, self.model, names, changed), recording
 
     def _give_up_on(
         self, error: CaptureError, signature: Signature, tensors: tuple[torch.Tensor, ...], live: nn.Module | None
     ) -> bool:
-        """Keep one more class whole: the innermost that the trace stopped in, or one around it."""
+        """Keep one more class whole: the innermost that the trace stopped in, or one around it.
+
+        Where that would leave little to cut, the forward may read the values of the call's inputs instead.
+        """
         if self.observations is None and live is not None:
             with same_chance():
                 self.observations = observe(shadow(live), signature, copies(tensors))
         path = str(error.data.get("module", ""))
         while path and type(self.model.get_submodule(path)) in self.opaque:
             path = path.rpartition(".")[0]
+        if error.data.get("final") and self._is_bulk(path) and self.reading + 1 < len(LEVELS):
+            self.reading += 1
+            return True
         if not path or self.observations is None:
             return False
         self.opaque[type(self.model.get_submodule(path))] = str(error).splitlines()[0]
         return True
+
+    def _is_bulk(self, path: str) -> bool:
+        """Whether a module holds at least half of the model's parameters."""
+        own, total = (sum(p.numel() for p in m.parameters()) for m in (self.model.get_submodule(path), self.model))
+        return 2 * own >= total
