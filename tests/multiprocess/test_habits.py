@@ -663,3 +663,41 @@ def test_an_idle_rank_has_the_same_results(pool):
     value = loop_a(plain, case.step(0), case.loss)
     expected = grads_of(plain) | {"loss": value, "norm": torch.nn.utils.clip_grad_norm_(plain.parameters(), CLIP)}
     check(pool.run(more_ranks_than_the_plan_uses, 3, seconds=LIMIT_S), expected)
+
+
+# ---------------------------------------------------------------- values that decide the path
+
+
+class Sceptic(nn.Module):
+    """Looks at its input before it decides what to do with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.chain = Chain()
+
+    def forward(self, x, keep):
+        if keep.min() < 0:
+            raise ValueError("keep must not be negative")
+        y = self.chain(x)
+        return y if torch.all(keep == 1) else y * keep.unsqueeze(-1)
+
+
+def two_paths(model=None):
+    """Batches that take one path and the other, of other sizes than the example's."""
+    torch.manual_seed(5)
+    plain = Sceptic().double()
+    batch = rows_of(8)
+    model = model or parallelize(plain, Batch((*batch.args, torch.ones(8).double())), HYBRID)
+    found = {"stages": torch.tensor(len(model.plan.stages) if hasattr(model, "plan") else HYBRID.pp)}
+    for number, (count, dropped) in enumerate([(8, 0), (6, 2), (5, 0), (8, 3), (2, 1)]):
+        given = rows_of(count, number)
+        keep = torch.ones(count).double()
+        keep[:dropped] = 0.5
+        loop_a(model, Batch((*given.args, keep), {}, given.target), mean_loss)
+        found |= {f"{number} {n}": g for n, g in grads_of(model).items()}
+    return found
+
+
+def test_a_forward_that_branches_on_its_inputs_values_is_cut_and_exact(pool):
+    torch.manual_seed(5)
+    check(pool.run(two_paths, HYBRID.ranks, seconds=LIMIT_S), two_paths(Sceptic().double()))

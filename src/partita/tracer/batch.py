@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+import sympy
 import torch
 from torch import nn
 
 from partita.errors import CaptureError
 from partita.tracer.rows import CoupledError, batch_symbols
-from partita.tracer.sizes import Binding
 from partita.tracer.traced import Rows, Traced, Tracer
 from partita.tracer.verify import rows_apart
 
@@ -42,7 +42,7 @@ def find_rows(
     hooked = gradient_hooks(tracer.model)
     if hooked:
         return traced, None, f"{hooked} has gradient hooks, which see the gradient of the whole batch"
-    reasons = []
+    reasons, hopeless = [], set()
     for symbol in batch_symbols(traced.recording):
         axis = next(
             (i, d)
@@ -50,16 +50,17 @@ def find_rows(
             for d, axis in enumerate(axes)
             if axis == symbol
         )
-        rows, problem = _try_axis(traced, axis, tensors, model)
+        rows, problem, final = _try_axis(traced, axis, tensors, model)
         if rows is not None:
             return traced, rows, ""
         reasons.append(f"dim {axis[1]} of {traced.signature.names[axis[0]]}: {problem}")
-    for tied in _tied_axes(traced.shapes):
+        hopeless |= {symbol} if final else set()
+    for tied in _tied_axes(traced, hopeless):
         try:
             again = tracer.trace(traced.signature, tensors, tied=tied, whole=False)
         except CaptureError:
             continue
-        rows, _ = _try_axis(again, tied[0], tensors, model)
+        rows, _, _ = _try_axis(again, tied[0], tensors, model)
         if rows is not None:
             return again, rows, ""
     return traced, None, "; ".join(reasons) or "no input has an axis of variable size"
@@ -82,21 +83,28 @@ def gradient_hooks(model: nn.Module) -> str:
 
 def _try_axis(
     traced: Traced, axis: tuple[int, int], tensors: tuple[torch.Tensor, ...], model: nn.Module | None
-) -> tuple[Rows | None, str]:
+) -> tuple[Rows | None, str, bool]:
+    """Return the rows of an axis, or None with the reason and whether other inputs could not change it."""
     try:
         rows = traced.rows(axis)
     except CoupledError as error:
-        return None, str(error)
+        return None, str(error), error.final
     problem = "" if model is None else rows_apart(model, traced.program, tensors, rows.dims, rows.joins)
-    return (None, problem) if problem else (rows, "")
+    return (None, problem, False) if problem else (rows, "", False)
 
 
-def _tied_axes(shapes: Binding) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Yield sets of at least two inputs with leading axes of one size, largest sets first."""
-    by_size: dict[int, list[tuple[int, int]]] = {}
-    for i, shape in enumerate(shapes):
-        if shape and shape[0] > 1:
-            by_size.setdefault(shape[0], []).append((i, 0))
-    for axes in by_size.values():
-        for size in range(len(axes), 1, -1):
-            yield from itertools.islice(itertools.combinations(axes, size), MAX_TIED_SETS)
+def _tied_axes(traced: Traced, hopeless: Collection[sympy.Symbol]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Yield sets of leading axes of one size that the trace holds for different ones, largest sets first.
+
+    Args:
+        traced: The traced call.
+        hopeless: Symbols of axes that cannot be cut whatever they are tied to.
+    """
+    assert traced.recording is not None
+    by_size: dict[int, dict[sympy.Basic, tuple[int, int]]] = {}
+    for i, (shape, axes) in enumerate(zip(traced.shapes, traced.recording.sizes.axes, strict=True)):
+        if shape and shape[0] > 1 and isinstance(axes[0], sympy.Symbol) and axes[0] not in hopeless:
+            by_size.setdefault(shape[0], {}).setdefault(axes[0], (i, 0))
+    for apart in by_size.values():
+        for size in range(len(apart), 1, -1):
+            yield from itertools.islice(itertools.combinations(apart.values(), size), MAX_TIED_SETS)

@@ -94,7 +94,15 @@ _ALONG = {
 
 
 class CoupledError(Exception):
-    """The rows of the batch cannot be computed apart; the text says why."""
+    """The rows of the batch cannot be computed apart; the text says why.
+
+    Attributes:
+        final: Whether it would be so whatever other inputs had as many rows.
+    """
+
+    def __init__(self, reason: str, *, final: bool = False) -> None:
+        super().__init__(reason)
+        self.final = final
 
 
 @dataclass(eq=False)
@@ -113,7 +121,7 @@ class RowAnalysis:
     symbol: sympy.Symbol
     dims: dict[str, int] = field(default_factory=dict)
     joins: dict[str, Join] = field(default_factory=dict)
-    coupled: dict[str, str] = field(default_factory=dict)
+    coupled: dict[str, CoupledError] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Visit every node in order."""
@@ -121,7 +129,7 @@ class RowAnalysis:
             try:
                 self._visit(node)
             except CoupledError as reason:
-                self.coupled[node.name] = str(reason)
+                self.coupled[node.name] = reason
 
     # -- results -------------------------------------------------------------------------------------------------------
     def join(self, name: str) -> Join:
@@ -131,7 +139,7 @@ class RowAnalysis:
             CoupledError: If they cannot be.
         """
         if name in self.coupled:
-            raise CoupledError(self.coupled[name])
+            raise self.coupled[name]
         if name in self.dims:
             return Join("rows", dim=self.dims[name])
         return self.joins.get(name, WHOLE)
@@ -145,7 +153,7 @@ class RowAnalysis:
         value = node.meta.get("val")
         for source in node.all_input_nodes:
             if source.name in self.coupled:
-                raise CoupledError(self.coupled[source.name])
+                raise self.coupled[source.name]
         if node.op == "call_function":
             self._check_mixing(node)
         if isinstance(value, torch.Tensor):
@@ -181,7 +189,9 @@ class RowAnalysis:
             if self.symbol not in expression.free_symbols:
                 continue
             if found is not None:
-                raise CoupledError(f"{node.name} pairs the rows of the batch with each other ({_where(node)})")
+                raise CoupledError(
+                    f"{node.name} pairs the rows of the batch with each other ({_where(node)})", final=True
+                )
             if not _proportional(expression, self.symbol):
                 raise CoupledError(
                     f"a size of {node.name} is {expression}, not proportional to the batch ({_where(node)})"
@@ -198,12 +208,12 @@ class RowAnalysis:
             return
         ndim = source.meta["val"].ndim if isinstance(source.meta.get("val"), torch.Tensor) else 0
         if name in BATCH_NORMS and (given.get("training") or given.get("running_mean") is None):
-            raise CoupledError(f"{node.name} normalises over the rows of the batch ({_where(node)})")
+            raise CoupledError(f"{node.name} normalises over the rows of the batch ({_where(node)})", final=True)
         if name in _ALONG:
             dims = given.get("dim", given.get("dims", -1))
             dims = dims if isinstance(dims, list | tuple) else [dims]
             if any(isinstance(d, int) and d % max(ndim, 1) == row_dim for d in dims):
-                raise CoupledError(f"{node.name} works along the rows of the batch ({_where(node)})")
+                raise CoupledError(f"{node.name} works along the rows of the batch ({_where(node)})", final=True)
 
     def _reduced(self, node: fx.Node) -> Join:
         """Return how a value without the batch axis, computed from rows, is put together."""
@@ -232,7 +242,9 @@ class RowAnalysis:
             return self._counted(node, given)
         if name in {"mean", "sum"} and not given.get("correction"):
             return Join("mean" if name == "mean" else "sum")
-        raise CoupledError(f"{node.name} reduces over the rows by {name!r} ({_where(node)})")
+        value = node.meta.get("val")
+        scalar = isinstance(value, torch.Tensor) and value.ndim == 0
+        raise CoupledError(f"{node.name} reduces over the rows by {name!r} ({_where(node)})", final=scalar)
 
     def _counted(self, node: fx.Node, given: dict[str, Any]) -> Join:
         target = given.get("target")
