@@ -20,9 +20,11 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from partita.errors import CaptureError
+from partita.tracer.control import Body, ControlOperator, is_control, why_not_control
 from partita.tracer.nodes import (
     BATCH_NORMS,
     arguments_of,
+    body_of,
     depends_on_data,
     differentiable_nodes,
     is_mutable,
@@ -117,7 +119,7 @@ class _Folder:
     # -- the recorded graph --------------------------------------------------------------------------------------------
     def reads_of(self, node: fx.Node) -> list[str]:
         """Return the nodes whose *values* a node reads; sizes that follow from the inputs are not values."""
-        return [n.name for n in node.all_input_nodes if not self.is_size(n)]
+        return [n.name for n in node.all_input_nodes if not self.is_size(n) and body_of(n) is None]
 
     @staticmethod
     def is_size(node: fx.Node) -> bool:
@@ -314,12 +316,7 @@ class _Folder:
         }
 
     def _op(self, node: fx.Node, i: int, owner: Call) -> None:
-        if not isinstance(node.target, torch._ops.OpOverload):
-            raise CaptureError(
-                f"the forward of {owner.path or 'the model'!r} uses {packet(node.target)!r}: it only runs as a whole",
-                hint="move it into a submodule of its own",
-                module=owner.path,
-            )
+        target = self._target(node, owner)
         parts = [u for u in node.users if u.target is operator.getitem]
         result: Any = Ref(node.name)
         if isinstance(node.meta.get("val"), tuple | list):
@@ -338,7 +335,7 @@ class _Folder:
             kind="op",
             name=node.name,
             path=owner.path,
-            target=node.target,
+            target=target,
             args=self._arguments(tuple(node.args)),
             kwargs=self._arguments(dict(node.kwargs)),
             result=result,
@@ -352,10 +349,24 @@ class _Folder:
             random=is_random(node),
         )
 
+    @staticmethod
+    def _target(node: fx.Node, owner: Call) -> Callable[..., Any]:
+        """Return what runs an operator of the glue; refuse what only runs inside the user's own module."""
+        if isinstance(node.target, torch._ops.OpOverload):
+            return node.target
+        reason = why_not_control(node) if is_control(node) else "it only runs as a whole"
+        if reason:
+            raise CaptureError(
+                f"the forward of {owner.path or 'the model'!r} uses {packet(node.target)!r}: {reason}",
+                hint="move it into a submodule of its own",
+                module=owner.path,
+            )
+        return ControlOperator(node.target)  # type: ignore[arg-type]
+
     def _is_free(self, node: fx.Node, reads: list[str], moved: tuple[Any, ...]) -> bool:
         """Whether an operator is cheap and pure, and computed from inputs, constants and other such values only."""
         given = {*self.recording.inputs, *self.recording.constants} - self.recording.trainable
-        cheap = packet(node.target) not in _COSTLY and not is_random(node) and not moved
+        cheap = packet(node.target) not in _COSTLY and not is_control(node) and not is_random(node) and not moved
         settled = not self.moved_later.intersection([*reads, node.name])
         return cheap and settled and all(name in given or name in self.free for name in reads)
 
@@ -363,6 +374,9 @@ class _Folder:
         def leaf(_path: object, value: Any) -> Any:
             if not isinstance(value, fx.Node):
                 return value
+            body = body_of(value)
+            if body is not None:
+                return Body(body)
             expression = expression_of(value.meta.get("val"))
             if self.is_size(value):
                 number = value.meta["val"]

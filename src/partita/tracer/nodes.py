@@ -56,6 +56,30 @@ def is_mutable(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
 
 
+def body_of(node: fx.Node) -> fx.GraphModule | None:
+    """Return the graph that a node names as an operand of a control-flow operator, or None."""
+    if node.op != "get_attr":
+        return None
+    known = node.meta.get("body")
+    if known is None and node.graph.owning_module is not None:
+        known = getattr(node.graph.owning_module, str(node.target), None)
+    return known if isinstance(known, fx.GraphModule) else None
+
+
+def bodies(node: fx.Node) -> list[fx.GraphModule]:
+    """Return the graphs that a control-flow operator runs, in the order of its arguments."""
+    found = [body_of(source) for source in node.all_input_nodes]
+    return [graph for graph in found if graph is not None]
+
+
+def inner_nodes(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield the nodes of the graphs that a control-flow operator runs, and of those inside them."""
+    for graph in bodies(node):
+        for inner in graph.graph.nodes:
+            yield inner
+            yield from inner_nodes(inner)
+
+
 def is_opaque(node: fx.Node) -> bool:
     """Whether a node stands for a module that the trace did not enter."""
     return node.op == "call_function" and str(node.target) == "partita.opaque.default"
@@ -64,7 +88,7 @@ def is_opaque(node: fx.Node) -> bool:
 def is_random(node: fx.Node) -> bool:
     """Whether an operator draws random numbers with its recorded arguments."""
     if not isinstance(node.target, torch._ops.OpOverload):
-        return False
+        return any(is_random(inner) for inner in inner_nodes(node))
     if is_opaque(node):
         return True
     given = arguments_of(node)

@@ -282,6 +282,9 @@ class Recorder:
     def _finish(self, root: Call) -> None:
         tracer = self.tracer
         nodes = list(tracer.graph.nodes)
+        for node in nodes:
+            if node.op == "get_attr":  # the bodies of control-flow operators; the trace's root forgets them
+                node.meta["body"] = getattr(tracer.root, str(node.target), None)
         constants = {
             n.name: getattr(tracer.root, str(n.target))
             for n in nodes

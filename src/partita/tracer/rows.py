@@ -18,6 +18,7 @@ import sympy
 import torch
 from torch import fx
 
+from partita.tracer.control import is_control, why_rows_meet
 from partita.tracer.nodes import BATCH_NORMS, arguments_of, packet
 from partita.tracer.recorder import Recording
 from partita.tracer.sizes import expression_of
@@ -162,8 +163,8 @@ class RowAnalysis:
                 if any(s.name in self.joins for s in node.all_input_nodes):
                     raise CoupledError(f"{node.name} reads a reduction over the batch ({_where(node)})")
                 self.dims[node.name] = dim
-            elif packet(node.target) in _SHAPES_ONLY:
-                return  # reads shape and dtype, not values
+            elif packet(node.target) in _SHAPES_ONLY or _is_control_part(node):
+                return  # reads shape and dtype, not values; a part without rows knows nothing of them
             elif any(s.name in self.dims or s.name in self.joins for s in node.all_input_nodes):
                 self.joins[node.name] = self._reduced(node)
         elif isinstance(value, tuple | list):
@@ -174,8 +175,12 @@ class RowAnalysis:
         if any(s.name in self.joins for s in node.all_input_nodes):
             raise CoupledError(f"{node.name} splits a reduction over the batch ({_where(node)})")
         fed = any(s.name in self.dims for s in node.all_input_nodes)
+        if fed and is_control(node):
+            reason = why_rows_meet(node, self)
+            if reason:
+                raise CoupledError(f"{reason} ({_where(node)})")
         for part in value:
-            if fed and isinstance(part, torch.Tensor) and self._row_dim(part, node) is None:
+            if fed and not is_control(node) and isinstance(part, torch.Tensor) and self._row_dim(part, node) is None:
                 raise CoupledError(f"a part of {node.name} depends on all rows ({_where(node)})")
         first = next((self._row_dim(p, node) for p in value if isinstance(p, torch.Tensor)), None)
         if first is not None:
@@ -278,6 +283,11 @@ class RowAnalysis:
         """Whether a node is a number proportional to the rows of the batch."""
         expression = expression_of(node.meta.get("val"))
         return expression is not None and self.symbol in self.recording.settle(node.meta["val"]).free_symbols
+
+
+def _is_control_part(node: fx.Node) -> bool:
+    """Whether a node takes one result out of a control-flow operator, whose rows were judged as a whole."""
+    return node.target is operator.getitem and isinstance(node.args[0], fx.Node) and is_control(node.args[0])
 
 
 @functools.cache

@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita.errors import CaptureError
+from partita.tracer.control import plainly
 from partita.tracer.program import Environment, Program, refs
 from partita.tracer.rows import Join
 from partita.tracer.signature import Signature
@@ -39,9 +41,13 @@ def shadow(model: nn.Module) -> nn.Module:
 class _NoChance(TorchDispatchMode):
     """Replaces random draws by fixed values, so that dropout keeps everything and noise is a constant."""
 
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        name = func._schema.name.removeprefix("aten::")
         kwargs = dict(kwargs or {})
+        if isinstance(func, HigherOrderOperator):
+            return plainly(func, args, kwargs, no_chance)
+        name = func._schema.name.removeprefix("aten::")
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if name == "bernoulli_":
