@@ -33,14 +33,14 @@ from partita.tracer.tree import Marker, leaves, map_leaves
 if TYPE_CHECKING:
     from partita.tracer.rows import RowAnalysis
 
-_STEPPED = {"scan", "associative_scan"}
+REPEATED = {"scan", "associative_scan"}
 """Operators that step along dim 0 of a list of operands; what a step makes may depend on the steps before."""
 _MAPPED = {"map_impl"}
 """Operators that step along dim 0 of a list of operands; the steps know nothing of each other."""
-_ATTENTION = {"flex_attention"}
+ATTENTION = {"flex_attention"}
 _DECIDED = {"cond", "while_loop"}
 """Operators in which a value decides what runs."""
-KNOWN = {*_DECIDED, *_STEPPED, *_MAPPED, *_ATTENTION}
+KNOWN = {*_DECIDED, *REPEATED, *_MAPPED, *ATTENTION}
 """Operators that may be steps of their own; others run inside a module of the user's only."""
 
 
@@ -175,12 +175,12 @@ def why_rows_meet(node: fx.Node, analysis: RowAnalysis) -> str:
     """
     name = packet(node.target)
     stepped = [n.name for n in _stepped_along(node) if analysis.dims.get(n.name) == 0]
-    if stepped and name in _STEPPED:
+    if stepped and name in REPEATED:
         return f"{node.name} steps along the rows of the batch"
     if stepped:
         others = {n.name for n in node.all_input_nodes} - set(stepped)
         return f"{node.name} steps along rows that meet others" if others & analysis.dims.keys() else ""
-    if name in _ATTENTION:
+    if name in ATTENTION:
         counted = [graph for graph, at in zip(bodies(node), (1, 0), strict=False) if _placeholders(graph)[at].users]
         return f"{node.name} asks for the number of a row" if counted else ""
     if name in _DECIDED and _counts_rows(node, analysis):

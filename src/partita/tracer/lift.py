@@ -11,6 +11,8 @@ from torch import fx
 
 from partita.cost.formulas import price_op
 from partita.ir.graph import Item, ModelGraph, Op, TensorSpec
+from partita.tracer.control import is_control
+from partita.tracer.control_price import price_control
 from partita.tracer.mutation import colocated_items
 from partita.tracer.nodes import arguments_of, differentiable_nodes, is_random
 from partita.tracer.program import Program
@@ -147,7 +149,11 @@ class _Lifter:
             for k, v in arguments_of(node).items()
             if not isinstance(v, fx.Node) or not self._has_tensors(v.meta.get("val"))
         }
-        price = price_op(target, [self.specs[r] for r in reads], [self.specs[w] for w in writes], literals=literals)
+        operands, results = [self.specs[r] for r in reads], [self.specs[w] for w in writes]
+        if is_control(node):
+            price = price_control(node, operands, results, self.size, self.unknown)
+        else:
+            price = price_op(target, operands, results, literals=literals)
         if price.kind == "unknown":
             self.unknown.add(target)
         return Op(
@@ -175,6 +181,13 @@ class _Lifter:
         if isinstance(value, list | tuple):
             return [self._literal(v) for v in value]
         return value
+
+    @staticmethod
+    def _loop_notes(ops: list[Op]) -> tuple[str, ...]:
+        """Say of which loops the cost is a guess."""
+        loops = [op for op in ops if op.target == "while_loop"]
+        where = ", ".join(op.source or op.name for op in loops)
+        return (f"only values decide how often these loops run, they are priced as one step: {where}",) if loops else ()
 
     # -- items ---------------------------------------------------------------------------------------------------------
     def items(self, before: list[int]) -> list[Item]:
@@ -220,7 +233,7 @@ class _Lifter:
             scalar_loss=scalar_loss,
             colocated=colocated_items(self.program),
             unknown_ops=tuple(sorted(self.unknown)),
-            notes=notes,
+            notes=(*notes, *self._loop_notes(ops)),
             fingerprint=_fingerprint(items, self.specs, ops),
         )
 

@@ -302,7 +302,7 @@ def source_of(node: fx.Node) -> str:
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     for line in reversed(lines):
-        if "/torch/" not in line and "/partita/" not in line:
+        if "/torch/" not in line and "/partita/" not in line and '"<' not in line:  # "<...>" is generated code
             file, number = line.split('"')[1], line.split("line ")[1].split(",")[0]
             return f"{file}:{number}"
     return ""
