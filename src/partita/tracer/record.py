@@ -93,7 +93,7 @@ def record(
                 recording, _ = trace()
         except CaptureError as error:
             refusal = refusal or error
-            if error.data.get("final"):
+            if error.data.get("final") or error.data.get("unrolled"):
                 break
         else:
             return recording
@@ -151,6 +151,8 @@ def _trace(
             torch.export.export(entry, _stand_ins(tensors, device), dynamic_shapes=dynamic, strict=False)
     except RecordedError:
         pass
+    except CaptureError:
+        raise
     except Exception as error:
         raise _refusal(model, recorder, error) from error
     finally:

@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from partita.tracer.sizes import Size, SizeRules, depends_on_values, expression_of, rules_from, settled
 from partita.tracer.skeleton import named_tensors
 from partita.tracer.tree import PLAIN, Marker, map_leaves
+from partita.tracer.unrolled import count_operators, count_repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Call:
         autocast: Autocast state at the call.
         children: Calls inside it, in order.
         opaque: Why it must not be opened ("" if it may be).
+        operators: Nodes that it recorded by itself and in repeated calls inside it.
     """
 
     path: str
@@ -69,6 +71,7 @@ class Call:
     moved: tuple[tuple[str, str], ...] = ()
     children: list[Call] = field(default_factory=list)
     opaque: str = ""
+    operators: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -236,6 +239,8 @@ class Recorder:
         call.moved = tuple((b, a) for b, a in pairs if a != b)
         call.end = len(self.tracer.graph.nodes)
         self.stack.pop()
+        if self.stack:
+            count_repeated(call, self.stack[-1], self.paths)
         return result
 
     def pre_hook(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -245,6 +250,7 @@ class Recorder:
             return
         if not self.stack:
             self._note_tensors()
+            count_operators(self.tracer, self.stack, self.paths)
         call = self.enter(path, args, kwargs)
         call.opaque = _why_opaque(module)
 
