@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import transformers as hf
 from torch import nn
+from torch._higher_order_ops import scan
 from torch.nn import functional
 
 from partita import Example
@@ -175,6 +176,47 @@ class LanguageLSTM(nn.Module):
 
     def forward(self, ids):
         return self.head(self.lstm(self.words(ids))[0])
+
+
+class DepthAdaptive(nn.Module):
+    """A transformer encoder that runs or skips each layer as the values ask, by ``torch.cond``."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(VOCABULARY, 32), nn.Linear(32, VOCABULARY)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True) for _ in range(4)
+        )
+        self.gates = nn.ModuleList(nn.Linear(32, 1) for _ in range(4))
+
+    def forward(self, ids):
+        hidden = self.words(ids)
+        for layer, gate in zip(self.layers, self.gates, strict=True):
+            wanted = gate(hidden.mean((0, 1))).detach() > 0
+            hidden = torch.cond(wanted, layer, lambda given: given.clone(), (hidden,))
+        return self.head(hidden)
+
+
+class StateSpace(nn.Module):
+    """A language model whose linear recurrence over time is a scan in the model's own forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(VOCABULARY, 32), nn.Linear(32, VOCABULARY)
+        self.inputs, self.outputs = (nn.ModuleList(nn.Linear(32, 32) for _ in range(4)) for _ in range(2))
+        self.decay = nn.Parameter(torch.randn(4, 32))
+
+    def forward(self, ids):
+        hidden = self.words(ids)
+        for inward, outward, decay in zip(self.inputs, self.outputs, self.decay, strict=True):
+
+            def step(state, given, decay=decay):
+                state = state * torch.sigmoid(decay) + given
+                return state, state.clone()
+
+            _, states = scan(step, torch.zeros_like(hidden[:, 0]), inward(hidden), dim=1)
+            hidden = hidden + outward(functional.gelu(states))
+        return self.head(hidden)
 
 
 class Recommender(nn.Module):
@@ -409,6 +451,8 @@ ZOO = {
     "graph_net": _own(
         GraphNet, _random(7, 4), torch.randint(0, 7, (2, 15), generator=torch.Generator().manual_seed(8))
     ),
+    "depth_adaptive": _own(DepthAdaptive, _ids()),
+    "state_space": _own(StateSpace, _ids()),
     "spiking": _own(Spiking, _random(6, 12)),
 }
 """Name to a function that gives a model and an example of its call."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._higher_order_ops import scan
 from torch.nn import functional
 
 WIDTH = 6
@@ -387,6 +388,32 @@ class Gated(nn.Module):
         return self.blocks[2](x) + self.gate
 
 
+class Adaptive(Chain):
+    """A condition on the values around every block: the blocks are called inside ``torch.cond``."""
+
+    def forward(self, x):
+        for i, block in enumerate(self.blocks):
+            x = torch.cond(x.mean() > 0.2 * i - 0.3, block, lambda given: given.clone(), (x,))
+        return x
+
+
+class Scanned(nn.Module):
+    """A linear recurrence over the sequence in the model's own forward, as a scan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = blocks(2)
+        self.decay = nn.Parameter(torch.linspace(-1.0, 1.0, WIDTH))
+
+    def forward(self, x):
+        def step(state, given):
+            state = state * torch.sigmoid(self.decay) + given
+            return state, state.clone()
+
+        _, states = scan(step, torch.zeros_like(x[0]), self.blocks[0](x), dim=0)
+        return self.blocks[1](states)
+
+
 CASES: dict[str, Case] = {
     "chain": Case(Chain, vectors, mean_loss),
     "tied_words": Case(TiedWords, words, word_loss),
@@ -404,6 +431,8 @@ CASES: dict[str, Case] = {
     "sequence_first": Case(SequenceFirst, sequences, mean_loss),
     "gated": Case(Gated, vectors, mean_loss),
     "ragged": Case(Chain, vectors, mean_loss, rows=5),
+    "adaptive": Case(Adaptive, vectors, mean_loss, coupled=True),
+    "scanned": Case(Scanned, sequences, mean_loss),
     "few_rows": Case(TiedWords, words, word_loss, rows=2),
     "one_row": Case(Chain, vectors, mean_loss, rows=1),
 }

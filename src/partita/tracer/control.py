@@ -78,7 +78,7 @@ class ControlOperator:
 
     def __str__(self) -> str:
         """Return the operator's name."""
-        return self.operator.name()
+        return str(self.operator.name())
 
 
 def is_control(node: fx.Node) -> bool:
@@ -147,7 +147,7 @@ def _memory(node: fx.Node) -> int | None:
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
-# -- how often -----------------------------------------------------------------------------------------------------------
+# -- how often ---------------------------------------------------------------------------------------------------------
 def trips(node: fx.Node, size: Callable[[Any], int]) -> int:
     """Return how often the body of a control-flow operator runs at the example's shapes; 1 where only values decide.
 
@@ -165,7 +165,7 @@ def _stepped_along(node: fx.Node) -> list[fx.Node]:
     return [] if place is None else [n for n in node.args[place] if isinstance(n, fx.Node)]  # type: ignore[union-attr]
 
 
-# -- rows ----------------------------------------------------------------------------------------------------------------
+# -- rows --------------------------------------------------------------------------------------------------------------
 def why_rows_meet(node: fx.Node, analysis: RowAnalysis) -> str:
     """Say why the rows of the batch cannot be computed apart in a control-flow operator ("" if they can).
 
@@ -211,7 +211,7 @@ def _why_body_couples(graph: fx.GraphModule, analysis: RowAnalysis) -> str:
     inside = type(analysis)(dataclasses.replace(analysis.recording, nodes=nodes), analysis.symbol)
     for result in nodes[-1].all_input_nodes:
         if result.name in inside.coupled:
-            return inside.coupled[result.name]
+            return str(inside.coupled[result.name])
         if result.name in inside.joins:
             return f"a result of its body, {result.name}, depends on all rows"
     return ""

@@ -23,8 +23,8 @@ def price_control(
 ) -> OpPrice:
     """Price a control-flow operator at the example's shapes.
 
-    A loop along a dim costs its body times the dim's length, a branch the more expensive side, and a loop whose end only
-    the values decide one step. Only ``scan`` keeps what its body needs for the backward; the others keep their operands
+    A loop along a dim costs its body times the dim's length, a branch the more expensive side, and a loop whose end
+    only the values decide one step. Only ``scan`` keeps what its body needs for the backward; the others keep their operands
     and compute the body again.
 
     Args:
@@ -41,10 +41,8 @@ def price_control(
         return price_op("aten.scaled_dot_product_attention.default", reads[:3], writes[:1], literals={})
     grad = any(tensor.requires_grad for tensor in writes)
     prices = [_price_body(graph, size, grad, unknown) for graph in bodies(node)]
-    if packet(node.target) == "cond":
-        body = max(prices, key=lambda price: (price.flops, price.bytes))
-    else:
-        body = _sum(prices)
+    dearest = max(prices, key=lambda price: (price.flops, price.bytes))
+    body = dearest if packet(node.target) == "cond" else _sum(prices)
     times, repeats = trips(node, size), packet(node.target) in REPEATED
     return OpPrice(
         kind="opaque",
