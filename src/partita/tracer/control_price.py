@@ -24,8 +24,8 @@ def price_control(
     """Price a control-flow operator at the example's shapes.
 
     A loop along a dim costs its body times the dim's length, a branch the more expensive side, and a loop whose end
-    only the values decide one step. Only ``scan`` keeps what its body needs for the backward; the others keep their operands
-    and compute the body again.
+    only the values decide one step. Only ``scan`` keeps what its body needs for the backward; the others keep their
+    operands and compute the body again.
 
     Args:
         node: The operator.
