@@ -32,6 +32,7 @@ from partita.tracer.nodes import (
     packet,
     storages,
 )
+from partita.tracer.objects import check_handed_back
 from partita.tracer.program import Program, Step, refs
 from partita.tracer.recorder import Assumption, Call, Recording, Ref
 from partita.tracer.sizes import Size, depends_on_values, evaluate, expression_of
@@ -174,6 +175,8 @@ class _Folder:
     # -- the fold check ------------------------------------------------------------------------------------------------
     def why_not(self, call: Call) -> str:
         """Say why a call cannot be folded ("" if it can)."""
+        if call.changes:
+            return f"it changes {call.changes}"
         allowed = {*refs((call.args, call.kwargs)), *self.fixed}
         results = {*refs(call.result), *(after for _, after in call.moved), *self.fixed}
         for i in range(call.start, call.end):
@@ -451,6 +454,7 @@ def fold(
     Raises:
         CaptureError: If something that must stay whole cannot be folded.
     """
+    check_handed_back(recording.root.changes, CaptureError)
     folder = _Folder(recording, model)
     folder.names |= dict(zip(recording.inputs, input_names, strict=True))
     steps = folder.run()

@@ -12,7 +12,7 @@ from torch import nn
 
 from partita.tracer.recorder import Assumption, ModuleRef, Ref
 from partita.tracer.sizes import Binding, Size, SizeRules
-from partita.tracer.tree import map_leaves
+from partita.tracer.tree import map_leaves, object_state
 
 
 @dataclass(eq=False, slots=True)
@@ -183,7 +183,10 @@ class Environment:
                 self._store(step, self._function(step)(*self.fill(step.args), **self.fill(step.kwargs)))
 
     def _function(self, step: Step) -> Callable[..., Any]:
-        return self.modules(step.path) if step.target is None else step.target
+        if step.target is not None:
+            return step.target
+        module = self.modules(step.path)
+        return module if step.path else guarded(module, ExecutionError)
 
     def _store(self, step: Step, result: Any) -> None:
         self._bind(step.result, result)
@@ -204,6 +207,9 @@ class Environment:
             for key in template.__dataclass_fields__:
                 if hasattr(template, key):
                     self._bind(getattr(template, key), getattr(value, key))
+        else:
+            for key, child in (object_state(template) or {}).items():
+                self._bind(child, getattr(value, key))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
+from partita.tracer.objects import Snapshot
 from partita.tracer.sizes import Size, SizeRules, depends_on_values, expression_of, rules_from, settled
 from partita.tracer.skeleton import named_tensors
 from partita.tracer.tree import PLAIN, Marker, map_leaves
@@ -54,6 +55,8 @@ class Call:
         autocast: Autocast state at the call.
         children: Calls inside it, in order.
         opaque: Why it must not be opened ("" if it may be).
+        held: What the lists, dicts and objects among its arguments held when it began.
+        changes: What it changed in them ("" if nothing); then only its operators say what it did.
     """
 
     path: str
@@ -69,6 +72,8 @@ class Call:
     moved: tuple[tuple[str, str], ...] = ()
     children: list[Call] = field(default_factory=list)
     opaque: str = ""
+    held: Snapshot | None = None
+    changes: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -211,6 +216,7 @@ class Recorder:
             grad_enabled=torch.is_grad_enabled(),
             autocast=_autocast_state(),
             function=function,
+            held=Snapshot((args, kwargs)),
         )
         if self.stack:
             self.stack[-1].children.append(call)
@@ -231,9 +237,12 @@ class Recorder:
 
         result = map_leaves(distinct, result)
         call.result = map_leaves(self.leaf, result)
-        after = map_leaves(self.leaf, (args, dict(kwargs)))
-        pairs = zip(_refs((call.args, call.kwargs)), _refs(after), strict=True)
-        call.moved = tuple((b, a) for b, a in pairs if a != b)
+        assert call.held is not None
+        call.changes = call.changes or call.held.changed()
+        if not call.changes:
+            after = map_leaves(self.leaf, (args, dict(kwargs)))
+            pairs = zip(_refs((call.args, call.kwargs)), _refs(after), strict=True)
+            call.moved = tuple((b, a) for b, a in pairs if a != b)
         call.end = len(self.tracer.graph.nodes)
         self.stack.pop()
         return result
@@ -247,6 +256,7 @@ class Recorder:
             self._note_tensors()
         call = self.enter(path, args, kwargs)
         call.opaque = _why_opaque(module)
+        call.changes = getattr(vars(module).get("forward"), "changes", "")
 
     def post_hook(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
         """Close a module's call; end the trace with the root's."""
@@ -260,6 +270,8 @@ class Recorder:
         if call.path in self.stateful and not call.opaque:
             call.opaque = f"its forward changes the attribute {self.stateful[call.path]!r}"
         if not self.stack:
+            assert call.held is not None
+            call.changes = call.held.handed_back()
             self._finish(call)
             raise RecordedError
         return result

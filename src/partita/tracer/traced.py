@@ -208,6 +208,8 @@ class Tracer:
             try:
                 folded, recording = self._attempt(signature, tensors, names, tied, reading)
             except CaptureError as error:
+                if error.data.get("refused"):
+                    raise
                 refusals.append(error)
                 if not self._give_up_on(error, signature, tensors, live):
                     break
