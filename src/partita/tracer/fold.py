@@ -300,6 +300,7 @@ class _Folder:
             grad_enabled=call.grad_enabled,
             autocast=call.autocast,
             random=any(is_random(n) for n in nodes),
+            recompute=call.recompute and not moved,
         )
 
     def _glue(self, start: int, end: int, owner: Call) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from partita.tracer.recorder import Assumption, ModuleRef, Ref
 from partita.tracer.sizes import Binding, Size, SizeRules
@@ -36,6 +38,7 @@ class Step:
         autocast: Autocast regions of the model itself: (device type, enabled, dtype).
         random: Draws random numbers.
         replicable: Cheap, pure, computed from inputs and constants only: every stage that needs it may recompute it.
+        recompute: It keeps no activations, as the model's own code says, and runs again before its backward.
     """
 
     id: int
@@ -54,6 +57,7 @@ class Step:
     autocast: tuple[tuple[str, bool, torch.dtype], ...] = ()
     random: bool = False
     replicable: bool = False
+    recompute: bool = False
 
 
 @dataclass(eq=False)
@@ -186,6 +190,8 @@ class Environment:
         if step.target is not None:
             return step.target
         module = self.modules(step.path)
+        if step.recompute and torch.is_grad_enabled():
+            return partial(checkpoint, module, use_reentrant=False)
         return module if step.path else guarded(module, ExecutionError)
 
     def _store(self, step: Step, result: Any) -> None:

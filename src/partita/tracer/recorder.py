@@ -13,6 +13,7 @@ from unittest import mock
 
 import sympy
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
@@ -55,6 +56,7 @@ class Call:
         autocast: Autocast state at the call.
         children: Calls inside it, in order.
         opaque: Why it must not be opened ("" if it may be).
+        recompute: It lies in an activation-checkpoint region of the code around it.
         held: What the lists, dicts and objects among its arguments held when it began.
         changes: What it changed in them ("" if nothing); then only its operators say what it did.
     """
@@ -72,6 +74,7 @@ class Call:
     moved: tuple[tuple[str, str], ...] = ()
     children: list[Call] = field(default_factory=list)
     opaque: str = ""
+    recompute: bool = False
     held: Snapshot | None = None
     changes: str = ""
 
@@ -171,6 +174,7 @@ class Recorder:
         self.buffers: dict[str, dict[str, torch.Tensor | None]] = {}
         self.changed: dict[str, str] = {}
         self.assumed: list[Assumption] = []
+        self.checkpoints = 0
 
     # -- nodes of values -----------------------------------------------------------------------------------------------
     @property
@@ -256,6 +260,7 @@ class Recorder:
             self._note_tensors()
         call = self.enter(path, args, kwargs)
         call.opaque = _why_opaque(module)
+        call.recompute = self.checkpoints > 0 and type(module).__call__ is nn.Module.__call__  # others do it themselves
         call.changes = getattr(vars(module).get("forward"), "changes", "")
 
     def post_hook(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
@@ -362,17 +367,41 @@ def _why_opaque(module: nn.Module) -> str:
 
 @contextlib.contextmanager
 def patched_functions(recorder: Recorder) -> Iterator[None]:
-    """Record ``autograd.Function.apply`` as a call, so that its own backward survives in the glue."""
+    """Record ``autograd.Function.apply`` as a call, so that its own backward survives in the glue.
+
+    Activation-checkpoint regions are traced through, and the calls inside are marked: the user's function may hold
+    tensors of the trace, so it cannot run again itself.
+    """
     original = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if get_proxy_mode() is None or not recorder.stack or torch.compiler.is_dynamo_compiling():
             return original(cls, *args, **kwargs)
+        if cls is torch.utils.checkpoint.CheckpointFunction:
+            return _through_region(recorder, *args)
         recorder.enter(f"{cls.__module__}.{cls.__qualname__}", args, kwargs, function=cls)
         return recorder.leave(args, kwargs, original(cls, *args, **kwargs))
 
-    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+    def region(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+        recorder.checkpoints += 1
         yield
+        recorder.checkpoints -= 1
+
+    with (
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)),
+        mock.patch.object(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", region),
+    ):
+        yield
+
+
+def _through_region(recorder: Recorder, function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+    """Trace through a reentrant checkpoint, which gives no gradients unless one of its arguments has one."""
+    recorder.checkpoints += 1
+    try:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(args))):
+            return function(*args)
+    finally:
+        recorder.checkpoints -= 1
 
 
 @contextlib.contextmanager
