@@ -475,6 +475,7 @@ def fold(
         changed=frozenset(rename(node) for node in folder.changed() | folder.nodes_of(changed)),
         storage=storages(recording, rename),
         differentiable=frozenset(rename(node) for node in differentiable_nodes(recording)),
+        stored=recording.stored,
         dynamic=any(depends_on_data(node) or is_opaque(node) for node in recording.nodes),
         assumptions=tuple(folder.assumptions()),
         checks=tuple(folder.checks()),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,12 +27,17 @@ def state_of(value: Any) -> dict[str, Any] | None:
     """
     if value is None or isinstance(value, ATOMS) or callable(value) or isinstance(value, BaseException):
         return None
-    if type(value).__new__ is not object.__new__ or isinstance(value, dict | list | tuple):
+    if isinstance(value, dict | list | tuple) or not _is_simple(type(value)):
         return None
     slots = [s for c in type(value).__mro__ for s in _slots(c) if hasattr(value, s)]
     if not hasattr(value, "__dict__"):
         return {s: getattr(value, s) for s in slots} if slots else None
     return {**{s: getattr(value, s) for s in slots}, **vars(value)}
+
+
+def _is_simple(cls: type) -> bool:
+    """Whether objects of a class consist of their attributes and nothing else."""
+    return cls.__new__ is object.__new__ or issubclass(cls, SimpleNamespace)
 
 
 def _slots(cls: type) -> tuple[str, ...]:
@@ -42,7 +48,8 @@ def _slots(cls: type) -> tuple[str, ...]:
 
 def rebuilt(value: Any, state: dict[str, Any]) -> Any:
     """Return an object of the same class with other attributes; no constructor runs."""
-    new = object.__new__(type(value))
+    cls: Any = type(value)
+    new = cls.__new__(cls)
     for name, child in state.items():
         object.__setattr__(new, name, child)
     return new
@@ -134,6 +141,28 @@ def guarded(function: Callable[..., Any], error: type[PartitaError]) -> Callable
         return result
 
     return call
+
+
+_MODULE = frozenset(vars(nn.Module()))
+
+
+def own_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return what a module's class keeps on it beside parameters, buffers, submodules and hooks."""
+    return {name: value for name, value in vars(module).items() if name not in _MODULE}
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether a value is a tensor or leads to one."""
+    seen: set[int] = set()
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor):
+            return True
+        if id(value) not in seen:
+            seen.add(id(value))
+            pending += (parts(value) or {}).values()
+    return False
 
 
 def _restore_dict(value: dict[Any, Any], before: dict[Any, Any]) -> None:

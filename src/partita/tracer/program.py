@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from partita.errors import ExecutionError
+from partita.tracer.objects import guarded
 from partita.tracer.recorder import Assumption, ModuleRef, Ref
 from partita.tracer.sizes import Binding, Size, SizeRules
 from partita.tracer.tree import map_leaves, object_state
@@ -77,6 +79,7 @@ class Program:
         storage: For each tensor value the first value that has the same memory.
         differentiable: Values through which a gradient flows.
         dynamic: Some shape or number depends on values, so that messages must carry their shapes every time.
+        stored: Attributes by module path that the forward leaves tensors, or filled lists, dicts and objects, in.
         assumptions: Values that the forward read; the capture is valid for calls that give the same ones.
         checks: Steps that compute from the inputs what the assumptions are about.
     """
@@ -93,6 +96,7 @@ class Program:
     storage: Mapping[str, str]
     differentiable: frozenset[str]
     dynamic: bool = False
+    stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     assumptions: tuple[Assumption, ...] = ()
     checks: tuple[Step, ...] = ()
     random: bool = field(init=False)

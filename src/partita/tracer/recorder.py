@@ -18,7 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from partita.tracer.objects import Snapshot
+from partita.tracer.objects import Snapshot, holds_tensors, own_attributes
 from partita.tracer.sizes import Size, SizeRules, depends_on_values, expression_of, rules_from, settled
 from partita.tracer.skeleton import named_tensors
 from partita.tracer.tree import PLAIN, Marker, map_leaves
@@ -95,6 +95,7 @@ class Recording:
         buffer_writes: Buffers that the forward replaced by another tensor: qualified name to node name.
         settle: Turns a symbolic or plain size into an expression, with everything the trace learnt about sizes applied.
         assumed: Values that the forward read.
+        stored: Attributes by module path that the forward left tensors, or filled lists, dicts and objects, in.
     """
 
     nodes: list[torch.fx.Node]
@@ -108,6 +109,7 @@ class Recording:
     buffer_writes: dict[str, str]
     settle: Callable[[Any], sympy.Basic]
     assumed: tuple[Assumption, ...] = ()
+    stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -175,6 +177,7 @@ class Recorder:
         self.changed: dict[str, str] = {}
         self.assumed: list[Assumption] = []
         self.checkpoints = 0
+        self.held: dict[str, dict[str, Snapshot]] = {}
 
     # -- nodes of values -----------------------------------------------------------------------------------------------
     @property
@@ -317,7 +320,19 @@ class Recorder:
             buffer_writes=self._buffer_writes(),
             settle=settled(self.fake_mode.shape_env),
             assumed=tuple(self.assumed),
+            stored=self._stored(),
         )
+
+    def _stored(self) -> dict[str, tuple[str, ...]]:
+        found = {}
+        for path, module in self.model.named_modules():
+            held, before = self.held[path], self.before[path]
+            new = {n: v for n, v in own_attributes(module).items() if v is not before.get(n)}
+            names = {n for n, v in new.items() if not isinstance(v, PLAIN) and holds_tensors(v)}
+            names |= {n for n, snapshot in held.items() if n not in new and snapshot.changed()}
+            if names:
+                found[path] = tuple(sorted(names))
+        return found
 
     def _buffer_writes(self) -> dict[str, str]:
         writes: dict[str, str] = {}
@@ -443,11 +458,14 @@ def restored_attributes(recorder: Recorder, *, settle: bool) -> Iterator[None]:
     """Undo what the traced forward did to the copy's own attributes, except plain constants if they are to settle."""
     for path, module in recorder.model.named_modules():
         recorder.before[path] = {**vars(module), "_buffer_copy": dict(module._buffers)}
+        recorder.held[path] = {n: Snapshot(v) for n, v in own_attributes(module).items() if not isinstance(v, PLAIN)}
     try:
         yield
     finally:
         for path, module in recorder.model.named_modules():
             before = recorder.before[path]
+            for snapshot in recorder.held[path].values():
+                snapshot.restore()
             kept = {n: v for n, v in vars(module).items() if settle and isinstance(v, PLAIN)}
             for name in [name for name in vars(module) if name not in before and name not in kept]:
                 object.__delattr__(module, name)

@@ -196,7 +196,7 @@ def _gradients(model: nn.Module, results: list[Any]) -> dict[str, torch.Tensor |
         return {}
     for _, parameter in names:  # a shadow's own; the user's hooks on finished gradients are not for trials
         (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).clear()
-    total.backward()  # type: ignore[no-untyped-call]  # not autograd.grad, which reentrant checkpoints refuse
+    total.backward()  # not autograd.grad, which reentrant checkpoints refuse
     return {n: p.grad for n, p in names}
 
 
