@@ -246,7 +246,7 @@ class _Folder:
         ]
 
     def _emit(self, call: Call) -> None:
-        closed = call.opaque or (call.function is not None and "an autograd function keeps its own backward")
+        closed = call.opaque or (isinstance(call.function, type) and "an autograd function keeps its own backward")
         if not closed and self.must_open(call):
             self._open(call)
             return
@@ -289,7 +289,7 @@ class _Folder:
             kind="call",
             name=f"{call.path}#{call.occurrence}",
             path=call.path,
-            target=None if call.function is None else call.function.apply,  # type: ignore[attr-defined]
+            target=call.function.apply if isinstance(call.function, type) else call.function,  # type: ignore[attr-defined]
             args=call.args,
             kwargs=call.kwargs,
             result=call.result,

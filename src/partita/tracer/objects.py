@@ -1,7 +1,7 @@
 """Plain Python objects that a forward makes, passes down to its layers and fills: caches, contexts, accumulators.
 
-``state_of`` opens an object as a mapping of its attributes.  A ``Snapshot`` remembers what lists, dicts and objects held,
-so that it can be said what a call changed in them, and so that what a trace did to them can be undone.
+``state_of`` opens an object as a mapping of its attributes.  A ``Snapshot`` remembers what lists, dicts and objects
+held, so that it can be said what a call changed in them, and so that what a trace did to them can be undone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def state_of(value: Any) -> dict[str, Any] | None:
 
 def _is_simple(cls: type) -> bool:
     """Whether objects of a class consist of their attributes and nothing else."""
-    return cls.__new__ is object.__new__ or issubclass(cls, SimpleNamespace)
+    new: Any = cls.__new__
+    return new is object.__new__ or issubclass(cls, SimpleNamespace)
 
 
 def _slots(cls: type) -> tuple[str, ...]:
@@ -183,7 +184,7 @@ def _restore_object(value: Any, before: dict[Any, Any]) -> None:
 def _same(a: Any, b: Any) -> bool:
     if a is b:
         return True
-    return type(a) is type(b) and isinstance(a, bool | int | float | str) and (a == b or a != a)
+    return type(a) is type(b) and isinstance(a, bool | int | float | str) and repr(a) == repr(b)
 
 
 def _equal(now: dict[Any, Any], before: dict[Any, Any]) -> bool:

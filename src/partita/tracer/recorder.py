@@ -18,6 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
+from partita.tracer.hooks import UserHook, wrapped_hooks
 from partita.tracer.objects import Snapshot, holds_tensors, own_attributes
 from partita.tracer.sizes import Size, SizeRules, depends_on_values, expression_of, rules_from, settled
 from partita.tracer.skeleton import named_tensors
@@ -50,7 +51,7 @@ class Call:
         args: Positional arguments with `Ref`, `Size` and constants as leaves.
         kwargs: Keyword arguments likewise.
         result: What it returned, likewise.
-        function: The autograd function, if it is not a module.
+        function: The autograd function or hook, if it is not a module.
         moved: Argument nodes that an in-place operation inside replaced: (before, after).
         grad_enabled: Grad mode at the call.
         autocast: Autocast state at the call.
@@ -68,7 +69,7 @@ class Call:
     kwargs: Any
     grad_enabled: bool
     autocast: tuple[Any, ...]
-    function: type | None = None
+    function: type | UserHook | None = None
     end: int = -1
     result: Any = None
     moved: tuple[tuple[str, str], ...] = ()
@@ -210,7 +211,7 @@ class Recorder:
         return Size(expression, {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)])
 
     # -- calls ---------------------------------------------------------------------------------------------------------
-    def enter(self, path: str, args: Any, kwargs: Any, function: type | None = None) -> Call:
+    def enter(self, path: str, args: Any, kwargs: Any, function: type | UserHook | None = None) -> Call:
         """Open a call inside the innermost one."""
         occurrence = self.counts.get(path, 0)
         self.counts[path] = occurrence + 1
@@ -265,6 +266,17 @@ class Recorder:
         call.opaque = _why_opaque(module)
         call.recompute = self.checkpoints > 0 and type(module).__call__ is nn.Module.__call__  # others do it themselves
         call.changes = getattr(vars(module).get("forward"), "changes", "")
+
+    def user_hook(self, path: str, place: UserHook, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a hook that is recorded as a call inside its module's call."""
+
+        def call(*given: Any) -> Any:
+            if torch.compiler.is_dynamo_compiling() or get_proxy_mode() is None or not self.stack:
+                return hook(*given)
+            self.enter(f"{path}.{place.table}[{place.index}]", given, {}, function=place)
+            return self.leave(given, {}, hook(*given))
+
+        return call
 
     def post_hook(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
         """Close a module's call; end the trace with the root's."""
@@ -393,7 +405,7 @@ def patched_functions(recorder: Recorder) -> Iterator[None]:
         if get_proxy_mode() is None or not recorder.stack or torch.compiler.is_dynamo_compiling():
             return original(cls, *args, **kwargs)
         if cls is torch.utils.checkpoint.CheckpointFunction:
-            return _through_region(recorder, *args)
+            return _through_region(recorder, args[0], *args[2:])
         recorder.enter(f"{cls.__module__}.{cls.__qualname__}", args, kwargs, function=cls)
         return recorder.leave(args, kwargs, original(cls, *args, **kwargs))
 
@@ -409,7 +421,7 @@ def patched_functions(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-def _through_region(recorder: Recorder, function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+def _through_region(recorder: Recorder, function: Callable[..., Any], *args: Any) -> Any:
     """Trace through a reentrant checkpoint, which gives no gradients unless one of its arguments has one."""
     recorder.checkpoints += 1
     try:
@@ -443,14 +455,15 @@ def quiet() -> Iterator[None]:
 def hooked(recorder: Recorder) -> Iterator[None]:
     """Put the recorder's hooks outside the user's own."""
     handles = []
-    for module in recorder.model.modules():
-        handles.append(module.register_forward_pre_hook(recorder.pre_hook, prepend=True, with_kwargs=True))
-        handles.append(module.register_forward_hook(recorder.post_hook, with_kwargs=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with wrapped_hooks(recorder.model, recorder.user_hook):
+        for module in recorder.model.modules():
+            handles.append(module.register_forward_pre_hook(recorder.pre_hook, prepend=True, with_kwargs=True))
+            handles.append(module.register_forward_hook(recorder.post_hook, with_kwargs=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from torch import nn
 from partita.errors import CaptureError
 from partita.tracer.assume import LEVELS, Reading
 from partita.tracer.fold import Folded, fold
+from partita.tracer.hooks import check_no_global_hooks
 from partita.tracer.opaque import Observations, kept_whole, observe
 from partita.tracer.program import Program, refs
 from partita.tracer.record import record
@@ -240,6 +241,7 @@ class Tracer:
         tied: tuple[tuple[int, int], ...],
         reading: Reading,
     ) -> tuple[Folded, Recording]:
+        check_no_global_hooks()
         with kept_whole(self.model, set(self.opaque), self.observations):
             recording = record(
                 self.model, tensors, signature.call, self.device, tied=tied, stateful=self.stateful, reading=reading

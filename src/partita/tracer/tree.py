@@ -1,8 +1,9 @@
 """Walk the nested arguments and results of users' modules.
 
 Containers are tuples, named tuples, lists, dicts (with their subclasses), dataclasses, registered with anybody or not,
-and plain objects that hold tensors (caches, batches); everything else is a leaf.  ``map_leaves`` rebuilds a container without calling its constructor, so that types
-with checks in ``__init__`` or ``__post_init__`` can hold markers in place of tensors.
+and plain objects that hold tensors (caches, batches); everything else is a leaf.  ``map_leaves`` rebuilds a container
+without calling its constructor, so that types with checks in ``__init__`` or ``__post_init__`` can hold markers in
+place of tensors.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _map(function: Callable[[Path, Any], Any], tree: Any, path: Path) -> Any:
 
 def object_state(tree: Any) -> dict[str, Any] | None:
     """Return the attributes of a plain object that holds tensors, or markers in their place; None for other values."""
-    if isinstance(tree, ATOMS) or isinstance(tree, Marker):
+    if isinstance(tree, (*ATOMS, Marker)):
         return None
     state = state_of(tree)
     return state if state and _holds_values(tree, ()) else None
@@ -93,7 +94,7 @@ def _holds_values(tree: Any, around: tuple[int, ...]) -> bool:
     if id(tree) in around:
         raise RecursionError
     try:
-        return any([_holds_values(child, (*around, id(tree))) for child in inside.values()])
+        return any(_holds_values(child, (*around, id(tree))) for child in inside.values())
     except RecursionError:
         if around:
             raise

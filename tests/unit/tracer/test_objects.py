@@ -159,3 +159,25 @@ def test_what_a_forward_leaves_on_its_module_is_refused_when_read():
         out.sum().backward()
     assert model[0].loss == 0.0
     assert model[0].history == []
+
+
+def test_hooks_of_opened_modules_run_on_live_values():
+    seen, model = [], nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    model.register_forward_pre_hook(lambda _module, args: (args[0] * 2,))
+    model.register_forward_hook(lambda _module, _args, output: seen.append(output.detach()))
+    traced = verified(model, rows())
+    hooks = [s.name for s in traced.program.steps if "hook" in s.name]
+    assert hooks == ["._forward_pre_hooks[0]#0", "._forward_hooks[0]#0"]
+    seen.clear()
+    result = run_program(traced.program, model, (rows(),)).fill(traced.program.result)
+    assert torch.equal(seen[0], result)
+
+
+def test_hooks_on_all_modules_keep_the_model_whole():
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_given: None)
+    try:
+        graph = partita.capture(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)), (rows(),))
+    finally:
+        handle.remove()
+    assert len(graph.items) == 1
+    assert any("hooks on all modules are registered" in note for note in graph.notes)
