@@ -181,3 +181,20 @@ def test_hooks_on_all_modules_keep_the_model_whole():
         handle.remove()
     assert len(graph.items) == 1
     assert any("hooks on all modules are registered" in note for note in graph.notes)
+
+
+class Counter:
+    def __init__(self):
+        self.calls = 0
+
+    def note(self, *_given):
+        self.calls += 1
+
+
+def test_a_hook_gathers_into_the_users_own_object():
+    counter, model = Counter(), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    model.register_forward_hook(counter.note)
+    pm = partita.auto_parallelize(model, (rows(),), limits=partita.Limits(num_microbatches=2))
+    counter.calls = 0
+    pm(rows())
+    assert counter.calls > 0
