@@ -25,6 +25,7 @@ from partita.runtime.rows import Chunk
 from partita.runtime.stages import StageMap
 from partita.runtime.transport import Transport
 from partita.runtime.variants import PreparedCall
+from partita.runtime.veil import Veil
 from partita.runtime.worker import CallInputs, LossFunction, LossPart, StageWorker
 from partita.runtime.world import World
 from partita.schedules.makers import make_schedule
@@ -125,6 +126,7 @@ class Engine:
         self.plan, self.world, self.seat, self.transport = plan, world, seat, transport
         self.root, self.tensors, self.book = root, tensors, book
         self.publisher = Publisher(world)
+        self.veil = Veil(root)
         self.log: Log | None = None
         self._rows: dict[Hashable, tuple[Action, ...]] = {}
 
@@ -145,6 +147,7 @@ class Engine:
     ) -> StageWorker | None:
         """Return the worker of one call on this rank; every rank draws the call's number."""
         seed = chance.draw() if layout.program.random else None
+        self.veil.hide(layout.program.stored)
         if self.seat is None:
             return None
         rows = call.variant.rows
@@ -273,7 +276,8 @@ class Engine:
     def _execute(self, actions: Sequence[Action], worker: StageWorker) -> None:
         """Execute this position's actions; an error here ends the job for all ranks instead of leaving them waiting."""
         try:
-            execute(actions, worker, self.transport, self.log)
+            with self.veil.lifted():
+                execute(actions, worker, self.transport, self.log)
         except BaseException:
             self.world.abort()
             raise

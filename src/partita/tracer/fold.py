@@ -34,6 +34,7 @@ from partita.tracer.nodes import (
     packet,
     storages,
 )
+from partita.tracer.objects import check_handed_back
 from partita.tracer.program import Program, Step, refs
 from partita.tracer.recorder import Assumption, Call, Recording, Ref
 from partita.tracer.sizes import Size, depends_on_values, evaluate, expression_of
@@ -176,6 +177,8 @@ class _Folder:
     # -- the fold check ------------------------------------------------------------------------------------------------
     def why_not(self, call: Call) -> str:
         """Say why a call cannot be folded ("" if it can)."""
+        if call.changes:
+            return f"it changes {call.changes}"
         allowed = {*refs((call.args, call.kwargs)), *self.fixed}
         results = {*refs(call.result), *(after for _, after in call.moved), *self.fixed}
         for i in range(call.start, call.end):
@@ -245,7 +248,7 @@ class _Folder:
         ]
 
     def _emit(self, call: Call) -> None:
-        closed = call.opaque or (call.function is not None and "an autograd function keeps its own backward")
+        closed = call.opaque or (isinstance(call.function, type) and "an autograd function keeps its own backward")
         if not closed and self.must_open(call):
             self._open(call)
             return
@@ -288,7 +291,7 @@ class _Folder:
             kind="call",
             name=f"{call.path}#{call.occurrence}",
             path=call.path,
-            target=None if call.function is None else call.function.apply,  # type: ignore[attr-defined]
+            target=call.function.apply if isinstance(call.function, type) else call.function,  # type: ignore[attr-defined]
             args=call.args,
             kwargs=call.kwargs,
             result=call.result,
@@ -299,6 +302,7 @@ class _Folder:
             grad_enabled=call.grad_enabled,
             autocast=call.autocast,
             random=any(is_random(n) for n in nodes),
+            recompute=call.recompute and not moved,
         )
 
     def _glue(self, start: int, end: int, owner: Call) -> None:
@@ -465,6 +469,7 @@ def fold(
     Raises:
         CaptureError: If something that must stay whole cannot be folded.
     """
+    check_handed_back(recording.root.changes, CaptureError)
     folder = _Folder(recording, model)
     folder.names |= dict(zip(recording.inputs, input_names, strict=True))
     steps = folder.run()
@@ -484,6 +489,7 @@ def fold(
         changed=frozenset(rename(node) for node in folder.changed() | folder.nodes_of(changed)),
         storage=storages(recording, rename),
         differentiable=frozenset(rename(node) for node in differentiable_nodes(recording)),
+        stored=recording.stored,
         dynamic=any(depends_on_data(node) or is_opaque(node) for node in recording.nodes),
         assumptions=tuple(folder.assumptions()),
         checks=tuple(folder.checks()),

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from partita.tracer.objects import Snapshot
 from partita.tracer.signature import Signature, Slot
 from partita.tracer.tree import leaves, map_leaves
 
@@ -46,10 +47,12 @@ class Observation:
     Attributes:
         template: Structure of the result with `Slot` for its tensors.
         rule: How the shapes of the result follow from the arguments.
+        changes: What it changed in the lists, dicts and objects that it was given ("" if nothing).
     """
 
     template: Any
     rule: Rule
+    changes: str = ""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -92,6 +95,11 @@ def observe(model: nn.Module, signature: Signature, tensors: tuple[torch.Tensor,
     calls: dict[str, Observation] = {}
     paths = {id(module): path for path, module in model.named_modules()}
 
+    held: dict[str, Snapshot] = {}
+
+    def hold(module: nn.Module, args: Any, kwargs: Any) -> None:
+        held[paths[id(module)]] = Snapshot((args, kwargs))
+
     def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         path = paths[id(module)]
         if path not in calls:
@@ -100,10 +108,11 @@ def observe(model: nn.Module, signature: Signature, tensors: tuple[torch.Tensor,
             template = map_leaves(
                 lambda _p, leaf: Slot(next(count)) if isinstance(leaf, torch.Tensor) else leaf, result
             )
-            calls[path] = Observation(template, [_rule(arguments, t) for t in _tensors(result)])
+            calls[path] = Observation(template, [_rule(arguments, t) for t in _tensors(result)], held[path].changed())
 
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     handles = [module.register_forward_hook(note, with_kwargs=True) for module in model.modules()]
+    handles += [m.register_forward_pre_hook(hold, prepend=True, with_kwargs=True) for m in model.modules()]
     try:
         with torch.no_grad():
             signature.call(model, tensors)
@@ -145,4 +154,5 @@ def _stand_in(known: Observation) -> Any:
         results = torch.ops.partita.opaque(_tensors((args, kwargs)), text)
         return map_leaves(lambda _path, leaf: results[leaf.index] if isinstance(leaf, Slot) else leaf, known.template)
 
+    forward.changes = known.changes  # type: ignore[attr-defined]
     return forward

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from partita.errors import ExecutionError
+from partita.tracer.objects import guarded
 from partita.tracer.recorder import Assumption, ModuleRef, Ref
 from partita.tracer.sizes import Binding, Size, SizeRules
-from partita.tracer.tree import map_leaves
+from partita.tracer.tree import map_leaves, object_state
 
 
 @dataclass(eq=False, slots=True)
@@ -36,6 +40,7 @@ class Step:
         autocast: Autocast regions of the model itself: (device type, enabled, dtype).
         random: Draws random numbers.
         replicable: Cheap, pure, computed from inputs and constants only: every stage that needs it may recompute it.
+        recompute: It keeps no activations, as the model's own code says, and runs again before its backward.
     """
 
     id: int
@@ -54,6 +59,7 @@ class Step:
     autocast: tuple[tuple[str, bool, torch.dtype], ...] = ()
     random: bool = False
     replicable: bool = False
+    recompute: bool = False
 
 
 @dataclass(eq=False)
@@ -73,6 +79,7 @@ class Program:
         storage: For each tensor value the first value that has the same memory.
         differentiable: Values through which a gradient flows.
         dynamic: Some shape or number depends on values, so that messages must carry their shapes every time.
+        stored: Attributes by module path that the forward leaves tensors, or filled lists, dicts and objects, in.
         assumptions: Values that the forward read; the capture is valid for calls that give the same ones.
         checks: Steps that compute from the inputs what the assumptions are about.
     """
@@ -89,6 +96,7 @@ class Program:
     storage: Mapping[str, str]
     differentiable: frozenset[str]
     dynamic: bool = False
+    stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     assumptions: tuple[Assumption, ...] = ()
     checks: tuple[Step, ...] = ()
     random: bool = field(init=False)
@@ -183,7 +191,12 @@ class Environment:
                 self._store(step, self._function(step)(*self.fill(step.args), **self.fill(step.kwargs)))
 
     def _function(self, step: Step) -> Callable[..., Any]:
-        return self.modules(step.path) if step.target is None else step.target
+        if step.target is not None:
+            return step.target
+        module = self.modules(step.path)
+        if step.recompute and torch.is_grad_enabled():
+            return partial(checkpoint, module, use_reentrant=False)
+        return module if step.path else guarded(module, ExecutionError)
 
     def _store(self, step: Step, result: Any) -> None:
         self._bind(step.result, result)
@@ -204,6 +217,9 @@ class Environment:
             for key in template.__dataclass_fields__:
                 if hasattr(template, key):
                     self._bind(getattr(template, key), getattr(value, key))
+        else:
+            for key, child in (object_state(template) or {}).items():
+                self._bind(child, getattr(value, key))
 
 
 @contextlib.contextmanager

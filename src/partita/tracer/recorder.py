@@ -13,10 +13,13 @@ from unittest import mock
 
 import sympy
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
+from partita.tracer.hooks import UserHook, wrapped_hooks
+from partita.tracer.objects import Snapshot, holds_tensors, own_attributes
 from partita.tracer.sizes import Size, SizeRules, depends_on_values, expression_of, rules_from, settled
 from partita.tracer.skeleton import named_tensors
 from partita.tracer.tree import PLAIN, Marker, map_leaves
@@ -49,13 +52,16 @@ class Call:
         args: Positional arguments with `Ref`, `Size` and constants as leaves.
         kwargs: Keyword arguments likewise.
         result: What it returned, likewise.
-        function: The autograd function, if it is not a module.
+        function: The autograd function or hook, if it is not a module.
         moved: Argument nodes that an in-place operation inside replaced: (before, after).
         grad_enabled: Grad mode at the call.
         autocast: Autocast state at the call.
         children: Calls inside it, in order.
         opaque: Why it must not be opened ("" if it may be).
         operators: Nodes that it recorded by itself and in repeated calls inside it.
+        recompute: It lies in an activation-checkpoint region of the code around it.
+        held: What the lists, dicts and objects among its arguments held when it began.
+        changes: What it changed in them ("" if nothing); then only its operators say what it did.
     """
 
     path: str
@@ -65,13 +71,16 @@ class Call:
     kwargs: Any
     grad_enabled: bool
     autocast: tuple[Any, ...]
-    function: type | None = None
+    function: type | UserHook | None = None
     end: int = -1
     result: Any = None
     moved: tuple[tuple[str, str], ...] = ()
     children: list[Call] = field(default_factory=list)
     opaque: str = ""
     operators: int = 0
+    recompute: bool = False
+    held: Snapshot | None = None
+    changes: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -90,6 +99,7 @@ class Recording:
         buffer_writes: Buffers that the forward replaced by another tensor: qualified name to node name.
         settle: Turns a symbolic or plain size into an expression, with everything the trace learnt about sizes applied.
         assumed: Values that the forward read.
+        stored: Attributes by module path that the forward left tensors, or filled lists, dicts and objects, in.
     """
 
     nodes: list[torch.fx.Node]
@@ -103,6 +113,7 @@ class Recording:
     buffer_writes: dict[str, str]
     settle: Callable[[Any], sympy.Basic]
     assumed: tuple[Assumption, ...] = ()
+    stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -169,6 +180,8 @@ class Recorder:
         self.buffers: dict[str, dict[str, torch.Tensor | None]] = {}
         self.changed: dict[str, str] = {}
         self.assumed: list[Assumption] = []
+        self.checkpoints = 0
+        self.held: dict[str, dict[str, Snapshot]] = {}
 
     # -- nodes of values -----------------------------------------------------------------------------------------------
     @property
@@ -201,7 +214,7 @@ class Recorder:
         return Size(expression, {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)])
 
     # -- calls ---------------------------------------------------------------------------------------------------------
-    def enter(self, path: str, args: Any, kwargs: Any, function: type | None = None) -> Call:
+    def enter(self, path: str, args: Any, kwargs: Any, function: type | UserHook | None = None) -> Call:
         """Open a call inside the innermost one."""
         occurrence = self.counts.get(path, 0)
         self.counts[path] = occurrence + 1
@@ -214,6 +227,7 @@ class Recorder:
             grad_enabled=torch.is_grad_enabled(),
             autocast=_autocast_state(),
             function=function,
+            held=Snapshot((args, kwargs)),
         )
         if self.stack:
             self.stack[-1].children.append(call)
@@ -234,9 +248,12 @@ class Recorder:
 
         result = map_leaves(distinct, result)
         call.result = map_leaves(self.leaf, result)
-        after = map_leaves(self.leaf, (args, dict(kwargs)))
-        pairs = zip(_refs((call.args, call.kwargs)), _refs(after), strict=True)
-        call.moved = tuple((b, a) for b, a in pairs if a != b)
+        assert call.held is not None
+        call.changes = call.changes or call.held.changed()
+        if not call.changes:
+            after = map_leaves(self.leaf, (args, dict(kwargs)))
+            pairs = zip(_refs((call.args, call.kwargs)), _refs(after), strict=True)
+            call.moved = tuple((b, a) for b, a in pairs if a != b)
         call.end = len(self.tracer.graph.nodes)
         self.stack.pop()
         if self.stack:
@@ -253,6 +270,19 @@ class Recorder:
             count_operators(self.tracer, self.stack, self.paths)
         call = self.enter(path, args, kwargs)
         call.opaque = _why_opaque(module)
+        call.recompute = self.checkpoints > 0 and type(module).__call__ is nn.Module.__call__  # others do it themselves
+        call.changes = getattr(vars(module).get("forward"), "changes", "")
+
+    def user_hook(self, path: str, place: UserHook, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a hook that is recorded as a call inside its module's call."""
+
+        def call(*given: Any) -> Any:
+            if torch.compiler.is_dynamo_compiling() or get_proxy_mode() is None or not self.stack:
+                return hook(*given)
+            self.enter(f"{path}.{place.table}[{place.index}]", given, {}, function=place)
+            return self.leave(given, {}, hook(*given))
+
+        return call
 
     def post_hook(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
         """Close a module's call; end the trace with the root's."""
@@ -266,6 +296,8 @@ class Recorder:
         if call.path in self.stateful and not call.opaque:
             call.opaque = f"its forward changes the attribute {self.stateful[call.path]!r}"
         if not self.stack:
+            assert call.held is not None
+            call.changes = call.held.handed_back()
             self._finish(call)
             raise RecordedError
         return result
@@ -309,7 +341,19 @@ class Recorder:
             buffer_writes=self._buffer_writes(),
             settle=settled(self.fake_mode.shape_env),
             assumed=tuple(self.assumed),
+            stored=self._stored(),
         )
+
+    def _stored(self) -> dict[str, tuple[str, ...]]:
+        found = {}
+        for path, module in self.model.named_modules():
+            held, before = self.held[path], self.before[path]
+            new = {n: v for n, v in own_attributes(module).items() if v is not before.get(n)}
+            names = {n for n, v in new.items() if not isinstance(v, PLAIN) and holds_tensors(v)}
+            names |= {n for n, snapshot in held.items() if n not in new and snapshot.changed()}
+            if names:
+                found[path] = tuple(sorted(names))
+        return found
 
     def _buffer_writes(self) -> dict[str, str]:
         writes: dict[str, str] = {}
@@ -359,17 +403,41 @@ def _why_opaque(module: nn.Module) -> str:
 
 @contextlib.contextmanager
 def patched_functions(recorder: Recorder) -> Iterator[None]:
-    """Record ``autograd.Function.apply`` as a call, so that its own backward survives in the glue."""
+    """Record ``autograd.Function.apply`` as a call, so that its own backward survives in the glue.
+
+    Activation-checkpoint regions are traced through, and the calls inside are marked: the user's function may hold
+    tensors of the trace, so it cannot run again itself.
+    """
     original = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if get_proxy_mode() is None or not recorder.stack or torch.compiler.is_dynamo_compiling():
             return original(cls, *args, **kwargs)
+        if cls is torch.utils.checkpoint.CheckpointFunction:
+            return _through_region(recorder, args[0], *args[2:])
         recorder.enter(f"{cls.__module__}.{cls.__qualname__}", args, kwargs, function=cls)
         return recorder.leave(args, kwargs, original(cls, *args, **kwargs))
 
-    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+    def region(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+        recorder.checkpoints += 1
         yield
+        recorder.checkpoints -= 1
+
+    with (
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)),
+        mock.patch.object(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", region),
+    ):
+        yield
+
+
+def _through_region(recorder: Recorder, function: Callable[..., Any], *args: Any) -> Any:
+    """Trace through a reentrant checkpoint, which gives no gradients unless one of its arguments has one."""
+    recorder.checkpoints += 1
+    try:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(args))):
+            return function(*args)
+    finally:
+        recorder.checkpoints -= 1
 
 
 @contextlib.contextmanager
@@ -396,14 +464,15 @@ def quiet() -> Iterator[None]:
 def hooked(recorder: Recorder) -> Iterator[None]:
     """Put the recorder's hooks outside the user's own."""
     handles = []
-    for module in recorder.model.modules():
-        handles.append(module.register_forward_pre_hook(recorder.pre_hook, prepend=True, with_kwargs=True))
-        handles.append(module.register_forward_hook(recorder.post_hook, with_kwargs=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with wrapped_hooks(recorder.model, recorder.user_hook):
+        for module in recorder.model.modules():
+            handles.append(module.register_forward_pre_hook(recorder.pre_hook, prepend=True, with_kwargs=True))
+            handles.append(module.register_forward_hook(recorder.post_hook, with_kwargs=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 @contextlib.contextmanager
@@ -411,11 +480,14 @@ def restored_attributes(recorder: Recorder, *, settle: bool) -> Iterator[None]:
     """Undo what the traced forward did to the copy's own attributes, except plain constants if they are to settle."""
     for path, module in recorder.model.named_modules():
         recorder.before[path] = {**vars(module), "_buffer_copy": dict(module._buffers)}
+        recorder.held[path] = {n: Snapshot(v) for n, v in own_attributes(module).items() if not isinstance(v, PLAIN)}
     try:
         yield
     finally:
         for path, module in recorder.model.named_modules():
             before = recorder.before[path]
+            for snapshot in recorder.held[path].values():
+                snapshot.restore()
             kept = {n: v for n, v in vars(module).items() if settle and isinstance(v, PLAIN)}
             for name in [name for name in vars(module) if name not in before and name not in kept]:
                 object.__delattr__(module, name)

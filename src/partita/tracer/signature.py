@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from partita.tracer.objects import Snapshot
 from partita.tracer.tree import PLAIN, Marker, Path, map_leaves, path_text, structure
 
 
@@ -51,9 +52,13 @@ class Signature:
         return args, kwargs
 
     def call(self, model: nn.Module, tensors: tuple[torch.Tensor, ...]) -> Any:
-        """Call a model with the given tensors in this structure."""
+        """Call a model with the given tensors in this structure; the caller's own objects stay as they are."""
         args, kwargs = self.arguments(tensors)
-        return model(*args, **kwargs)
+        held = Snapshot((args, kwargs))
+        try:
+            return model(*args, **kwargs)
+        finally:
+            held.restore()
 
 
 def _constant_key(value: Any) -> Hashable:

@@ -44,6 +44,10 @@ def copy_model(model: nn.Module, replace: Callable[[str, torch.Tensor], torch.Te
             new = replace(name, tensor)
             memo[id(tensor)] = _as_parameter(new, tensor) if is_parameter else new
     for module in model.modules():
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+            owner = getattr(hook, "__self__", hook)
+            if not isinstance(owner, nn.Module):
+                memo.setdefault(id(owner), owner)  # what a hook gathers is the user's to read
         for value in vars(module).values():
             if isinstance(value, torch.Tensor) and value.grad_fn is not None:
                 memo.setdefault(id(value), value.detach())  # deepcopy refuses non-leaf tensors kept as attributes

@@ -16,6 +16,7 @@ from torch import nn
 from partita.errors import CaptureError
 from partita.tracer.assume import LEVELS, Reading
 from partita.tracer.fold import Folded, fold
+from partita.tracer.hooks import check_no_global_hooks
 from partita.tracer.opaque import Observations, kept_whole, observe
 from partita.tracer.program import Program, refs
 from partita.tracer.record import record
@@ -208,6 +209,8 @@ class Tracer:
             try:
                 folded, recording = self._attempt(signature, tensors, names, tied, reading)
             except CaptureError as error:
+                if error.data.get("refused"):
+                    raise
                 refusals.append(error)
                 if not self._give_up_on(error, signature, tensors, live):
                     break
@@ -238,6 +241,7 @@ class Tracer:
         tied: tuple[tuple[int, int], ...],
         reading: Reading,
     ) -> tuple[Folded, Recording]:
+        check_no_global_hooks()
         with kept_whole(self.model, set(self.opaque), self.observations):
             recording = record(
                 self.model, tensors, signature.call, self.device, tied=tied, stateful=self.stateful, reading=reading
@@ -256,6 +260,8 @@ class Tracer:
             with same_chance():
                 self.observations = observe(shadow(live), signature, copies(tensors))
         path = str(error.data.get("module", ""))
+        if path not in dict(self.model.named_modules(remove_duplicate=False)):
+            return False  # an autograd function in the glue
         while path and type(self.model.get_submodule(path)) in self.opaque:
             path = path.rpartition(".")[0]
         if error.data.get("final") and self._is_bulk(path) and self.reading + 1 < len(LEVELS):

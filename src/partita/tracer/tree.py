@@ -1,8 +1,9 @@
 """Walk the nested arguments and results of users' modules.
 
-Containers are tuples, named tuples, lists, dicts (with their subclasses) and dataclasses, registered with anybody or
-not; everything else is a leaf.  ``map_leaves`` rebuilds a container without calling its constructor, so that types
-with checks in ``__init__`` or ``__post_init__`` can hold markers in place of tensors.
+Containers are tuples, named tuples, lists, dicts (with their subclasses), dataclasses, registered with anybody or not,
+and plain objects that hold tensors (caches, batches); everything else is a leaf.  ``map_leaves`` rebuilds a container
+without calling its constructor, so that types with checks in ``__init__`` or ``__post_init__`` can hold markers in
+place of tensors.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
+
+import torch
+
+from partita.tracer.objects import ATOMS, parts, rebuilt, state_of
 
 Path = tuple[str | int, ...]
 PLAIN = (bool, int, float, str, type(None))
@@ -57,18 +62,43 @@ def _map(function: Callable[[Path, Any], Any], tree: Any, path: Path) -> Any:
         children = [_map(function, child, (*path, i)) for i, child in enumerate(tree)]
         if hasattr(tree, "_fields"):
             return type(tree)(*children)
-        return tuple(children) if type(tree) in {tuple, _torch_size()} else type(tree)(children)
+        return tuple(children) if type(tree) in {tuple, torch.Size} else type(tree)(children)
     if type(tree) is list:
         return [_map(function, child, (*path, i)) for i, child in enumerate(tree)]
     if _is_dataclass(tree):
         return _map_dataclass(function, tree, path)
+    state = object_state(tree)
+    if state is not None:
+        return rebuilt(tree, {name: _map(function, value, (*path, name)) for name, value in state.items()})
     return function(path, tree)
 
 
-def _torch_size() -> type:
-    import torch
+def object_state(tree: Any) -> dict[str, Any] | None:
+    """Return the attributes of a plain object that holds tensors, or markers in their place; None for other values."""
+    if isinstance(tree, (*ATOMS, Marker)):
+        return None
+    state = state_of(tree)
+    return state if state and _holds_values(tree, ()) else None
 
-    return torch.Size
+
+_VALUES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, Marker)
+
+
+def _holds_values(tree: Any, around: tuple[int, ...]) -> bool:
+    """Whether an object leads to tensors; one that leads to itself cannot be rebuilt and is left a leaf."""
+    if isinstance(tree, _VALUES):
+        return True
+    inside = None if isinstance(tree, ATOMS) else parts(tree)
+    if inside is None:
+        return False
+    if id(tree) in around:
+        raise RecursionError
+    try:
+        return any(_holds_values(child, (*around, id(tree))) for child in inside.values())
+    except RecursionError:
+        if around:
+            raise
+        return False
 
 
 def map_leaves(function: Callable[[Path, Any], Any], tree: Any) -> Any:
@@ -96,10 +126,13 @@ def structure(tree: Any) -> Hashable:
     if isinstance(tree, dict):
         return (type(tree), tuple((key, structure(value)) for key, value in tree.items()))
     if isinstance(tree, tuple | list):
-        return (tuple if isinstance(tree, _torch_size()) else type(tree), tuple(structure(child) for child in tree))
+        return (tuple if isinstance(tree, torch.Size) else type(tree), tuple(structure(child) for child in tree))
     if _is_dataclass(tree):
         fields = [f.name for f in dataclasses.fields(tree) if hasattr(tree, f.name)]
         return (type(tree), tuple((name, structure(getattr(tree, name))) for name in fields))
+    state = object_state(tree)
+    if state is not None:
+        return (type(tree), tuple((name, structure(value)) for name, value in state.items()))
     return None
 
 

@@ -200,8 +200,10 @@ def _gradients(model: nn.Module, results: list[Any]) -> dict[str, torch.Tensor |
     names = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     if total is None or not names:
         return {}
-    grads = torch.autograd.grad(total, [p for _, p in names], allow_unused=True)
-    return {n: g for (n, _), g in zip(names, grads, strict=True)}
+    for _, parameter in names:  # a shadow's own; the user's hooks on finished gradients are not for trials
+        (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).clear()
+    total.backward()  # not autograd.grad, which reentrant checkpoints refuse
+    return {n: p.grad for n, p in names}
 
 
 def _gradient_differences(first: nn.Module, expected: list[Any], second: nn.Module, found: list[Any]) -> list[float]:
