@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from partita.errors import CaptureError
 from partita.tracer.assume import Reading
 from partita.tracer.fakes import register_fakes
+from partita.tracer.lean import lean_tracing
 from partita.tracer.recorder import (
     Entry,
     RecordedError,
@@ -143,6 +144,7 @@ def _trace(
     try:
         with (
             quiet(),
+            lean_tracing(),
             restored_attributes(recorder, settle=settle),
             hooked(recorder),
             patched_functions(recorder),
