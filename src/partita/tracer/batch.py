@@ -15,7 +15,7 @@ from partita.tracer.traced import Rows, Traced, Tracer
 from partita.tracer.verify import rows_apart
 
 MAX_TIED_SETS = 6
-"""How many sets of equally many tied inputs are tried; each costs a trace."""
+"""How many sets of equally many tied inputs are tried; each costs a look at every operator."""
 
 
 def find_rows(
@@ -26,7 +26,8 @@ def find_rows(
     Candidates are the symbols of the inputs' axes, leading axes first.  A candidate is accepted if the structure allows
     to put parts together and, where the weights are at hand, the parts of the example really give what the whole gives.
     Inputs that the model never combines in one operator have symbols of their own; for them leading axes of equal size
-    are tried as one, as a condition of the capture that every call has to meet.
+    are tried as one, as a condition of the capture that every call has to meet. The call is traced again only if the
+    structure says that this helps.
 
     Args:
         tracer: Traces the call again with tied axes.
@@ -55,7 +56,7 @@ def find_rows(
             return traced, rows, ""
         reasons.append(f"dim {axis[1]} of {traced.signature.names[axis[0]]}: {problem}")
         hopeless |= {symbol} if final else set()
-    for tied in _tied_axes(traced, hopeless):
+    for tied in filter(traced.cut_if_tied, _tied_axes(traced, hopeless)):
         try:
             again = tracer.trace(traced.signature, tensors, tied=tied, whole=False)
         except CaptureError:

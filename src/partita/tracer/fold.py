@@ -46,10 +46,6 @@ _SILENT = {
     "_assert_tensor_metadata",
     "sym_constrain_range",
     "sym_constrain_range_for_size",
-    "sym_size",
-    "sym_stride",
-    "sym_numel",
-    "sym_storage_offset",
 }
 _COSTLY = {
     "linear",
@@ -186,9 +182,9 @@ class _Folder:
             if self.is_size(node):
                 continue
             for name in self.reads_of(node):
-                if self.index[name] < call.start and name not in allowed:
+                if self.index[name] < call.start and name not in allowed and not self._a_size_of(call, name):
                     return f"it reads {name} besides its arguments"
-            if node.name not in results:
+            if node.name not in results and not self._lifts(call, node):
                 outside = next((r for r in self.readers.get(node.name, ()) if r >= call.end), None)
                 if outside is not None:
                     return f"{node.name} inside is read outside by {self.recording.nodes[outside].name}"
@@ -197,6 +193,21 @@ class _Folder:
         if "<untracked>" in allowed | results:
             return "it takes or returns a tensor that the trace cannot see"
         return ""
+
+    def _a_size_of(self, call: Call, name: str) -> bool:
+        """Whether a number that the data decide follows from the sizes of what a call was given."""
+        number = expression_of(self.recording.nodes[self.index[name]].meta.get("val"))
+        if number is None:
+            return False
+        nodes = (self.recording.nodes[self.index[n]] for n in refs((call.args, call.kwargs)) if n in self.index)
+        sizes = (size for node in nodes for size in getattr(node.meta.get("val"), "shape", ()))
+        known = {symbol for size in sizes for symbol in self.recording.settle(size).free_symbols}
+        return self.recording.settle(number).free_symbols <= known
+
+    def _lifts(self, call: Call, node: fx.Node) -> bool:
+        """Whether a number that the data decide, first asked for inside a call, is known before it."""
+        given = all(self.index[name] < call.start for name in self.reads_of(node))
+        return given and expression_of(node.meta.get("val")) is not None and depends_on_data(node)
 
     # -- which calls to open -------------------------------------------------------------------------------------------
     def candidates(self) -> tuple[set[str], set[str]]:
@@ -276,6 +287,11 @@ class _Folder:
 
     def _fold(self, call: Call) -> None:
         nodes = self.recording.nodes[call.start : call.end]
+        for i, node in enumerate(nodes, start=call.start):
+            wanted = any(reader >= call.end for reader in self.readers.get(node.name, ()))
+            if wanted and self._lifts(call, node) and node.name not in refs(call.result):
+                self._op(node, i, call)
+                self.steps[-1].nodes = (call.start, call.start)
         body = {n.name for n in nodes}
         foreign = [name for n in nodes for name in self.reads_of(n) if name in self.recording.tensors]
         owned = (
@@ -356,8 +372,8 @@ class _Folder:
     @staticmethod
     def _target(node: fx.Node, owner: Call) -> Callable[..., Any]:
         """Return what runs an operator of the glue; refuse what only runs inside the user's own module."""
-        if isinstance(node.target, torch._ops.OpOverload):
-            return node.target
+        if isinstance(node.target, torch._ops.OpOverload) or (depends_on_data(node) and not is_control(node)):
+            return node.target  # type: ignore[return-value]
         reason = why_not_control(node) if is_control(node) else "it only runs as a whole"
         if reason:
             raise CaptureError(
@@ -495,7 +511,7 @@ def fold(
         checks=tuple(folder.checks()),
     )
     _check_visible(program)
-    _check_constants(program)
+    _check_constants(recording)
     return Folded(program, folder.names, folder.reasons, frozenset(folder.paths))
 
 
@@ -527,14 +543,21 @@ def _house_unread(steps: list[Step], tensors: Sequence[str]) -> None:
             near.reads = (*near.reads, name)
 
 
-def _check_constants(program: Program) -> None:
-    """Refuse values that exist only while tracing."""
-    for name, tensor in program.constants.items():
-        if isinstance(tensor, FakeTensor):
+def _check_constants(recording: Recording) -> None:
+    """Refuse values that exist only while tracing; the module that makes one may run as it is."""
+    for i, node in enumerate(recording.nodes):
+        if isinstance(recording.constants.get(node.name), FakeTensor):
             raise CaptureError(
-                f"the forward makes the tensor {name} in a way that the trace cannot follow",
-                hint="autograd.grad inside a forward keeps its module whole",
+                f"the forward makes the tensor c:{node.name} in a way that the trace cannot follow",
+                hint="autograd.grad inside a forward, or a change of .data, keeps its module whole",
+                module=_owner(recording.root, i).path,
             )
+
+
+def _owner(call: Call, position: int) -> Call:
+    """Return the innermost module call around a recorded node."""
+    inside = (c for c in call.children if c.function is None and c.start <= position < c.end)
+    return next((_owner(child, position) for child in inside), call)
 
 
 def _check_visible(program: Program) -> None:

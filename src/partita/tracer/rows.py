@@ -116,6 +116,7 @@ class RowAnalysis:
         dims: For every node that has it, the dim that carries the rows.
         joins: For nodes that depend on the rows without carrying them, how parts are put together.
         coupled: Node name to the reason why its parts cannot be put together.
+        alike: Symbols of other axes that are taken to count the same rows.
     """
 
     recording: Recording
@@ -123,6 +124,7 @@ class RowAnalysis:
     dims: dict[str, int] = field(default_factory=dict)
     joins: dict[str, Join] = field(default_factory=dict)
     coupled: dict[str, CoupledError] = field(default_factory=dict)
+    alike: frozenset[sympy.Basic] = frozenset()
 
     def __post_init__(self) -> None:
         """Visit every node in order."""
@@ -190,7 +192,7 @@ class RowAnalysis:
         """Return the dim of a tensor that carries the rows."""
         found = None
         for dim, size in enumerate(value.shape):
-            expression = self.recording.settle(size)
+            expression = self._settled(size)
             if self.symbol not in expression.free_symbols:
                 continue
             if found is not None:
@@ -282,7 +284,12 @@ class RowAnalysis:
     def _grows(self, node: fx.Node) -> bool:
         """Whether a node is a number proportional to the rows of the batch."""
         expression = expression_of(node.meta.get("val"))
-        return expression is not None and self.symbol in self.recording.settle(node.meta["val"]).free_symbols
+        return expression is not None and self.symbol in self._settled(node.meta["val"]).free_symbols
+
+    def _settled(self, size: Any) -> sympy.Basic:
+        """Return a size's expression, with one symbol for everything that counts the rows."""
+        expression = self.recording.settle(size)
+        return expression.xreplace(dict.fromkeys(self.alike, self.symbol)) if self.alike else expression
 
 
 def _is_control_part(node: fx.Node) -> bool:

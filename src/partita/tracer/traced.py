@@ -6,7 +6,7 @@ model as one block.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,8 +85,20 @@ class Traced:
             self._rows[axis] = self._follow(axis)
         return self._rows[axis]
 
-    def analysis(self, axis: tuple[int, int]) -> RowAnalysis:
+    def cut_if_tied(self, tied: Sequence[tuple[int, int]]) -> bool:
+        """Whether the structure allows to cut the batch if these input axes count the same rows."""
+        try:
+            self._follow(tied[0], tied[1:])
+        except CoupledError:
+            return False
+        return True
+
+    def analysis(self, axis: tuple[int, int], alike: Sequence[tuple[int, int]] = ()) -> RowAnalysis:
         """Return the analysis of one axis.
+
+        Args:
+            axis: The (input, dim) that counts the rows.
+            alike: Further axes that are taken to count the same rows.
 
         Raises:
             CoupledError: If the axis has no symbol of its own.
@@ -96,7 +108,8 @@ class Traced:
         symbol = self.recording.sizes.axes[axis[0]][axis[1]]
         if not symbol.is_Symbol:
             raise CoupledError(f"the size of {self.signature.names[axis[0]]} in dim {axis[1]} is fixed at {symbol}")
-        return RowAnalysis(self.recording, symbol)
+        others = frozenset(self.recording.sizes.axes[i][d] for i, d in alike) - {symbol}
+        return RowAnalysis(self.recording, symbol, alike=others)
 
     @property
     def scalars(self) -> frozenset[str]:
@@ -128,8 +141,8 @@ class Traced:
 
         return map_leaves(leaf, self.program.result)
 
-    def _follow(self, axis: tuple[int, int]) -> Rows:
-        analysis = self.analysis(axis)
+    def _follow(self, axis: tuple[int, int], alike: Sequence[tuple[int, int]] = ()) -> Rows:
+        analysis = self.analysis(axis, alike)
         assert self.folded is not None
         if self.program.changed:
             name = self.program.tensors[min(self.program.changed)][0]

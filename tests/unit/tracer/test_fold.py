@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from partita.errors import CaptureError
 from partita.tracer.signature import signature_of
+from partita.tracer.traced import Tracer
 from partita.tracer.verify import check_equal
 from tests.unit.tracer.traces import WIDTH, Model, names, rows, trace
 
@@ -246,6 +247,52 @@ def test_sizes_that_the_data_decide_make_the_program_dynamic():
     chosen = verified(Model(lambda self, x: self.linear(x[x[:, 0] > 0])), rows())
     assert chosen.program.dynamic
     assert not verified(Model(lambda self, x: self.linear(x)), rows()).program.dynamic
+
+
+class Folds(nn.Module):
+    """A layer that uses the number of its rows, which the data decide, over and over."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        count = x.shape[0]
+        return self.linear(x.reshape(count, 2, -1).flip(1).reshape(count, -1)) + torch.ones(count, 1)
+
+
+def picked(self, x):
+    x = x[x[:, 0] > 0]
+    for layer in self.layers:
+        x = layer(x)
+    return x.new_full((x.shape[0] * 2,), 0.5).sum() + x.sum() / max(1, x.shape[0])
+
+
+def test_numbers_that_the_data_decide_are_computed_where_they_are_read():
+    traced = verified(Model(picked, layers=nn.ModuleList(Folds() for _ in range(3))), rows())
+    assert names(traced) == ["layers.0#0", "layers.1#0", "layers.2#0"]
+    assert any(name.startswith("sym_size") for name in names(traced, "op"))
+
+
+class Clamped(nn.Module):
+    """A layer that bounds its own weight through ``.data`` before it uses it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        self.linear.weight.data.clamp_(-0.2, 0.2)
+        return self.linear(x)
+
+
+def test_a_layer_that_changes_its_weights_behind_the_trace_runs_as_it_is():
+    torch.manual_seed(0)
+    model = Model(one_by_one, layers=nn.ModuleList(Clamped() for _ in range(2)))
+    signature, tensors = signature_of((rows(),), {})
+    traced = Tracer(model, "cpu").trace(signature, tensors, live=model)
+    assert names(traced) == ["layers.0#0", "layers.1#0"]
+    check_equal(model, traced.program, signature, tensors)
 
 
 def test_a_branch_on_values_in_the_root_is_refused_with_its_line():
