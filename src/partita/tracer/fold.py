@@ -202,7 +202,7 @@ class _Folder:
         nodes = (self.recording.nodes[self.index[n]] for n in refs((call.args, call.kwargs)) if n in self.index)
         sizes = (size for node in nodes for size in getattr(node.meta.get("val"), "shape", ()))
         known = {symbol for size in sizes for symbol in self.recording.settle(size).free_symbols}
-        return self.recording.settle(number).free_symbols <= known
+        return bool(self.recording.settle(number).free_symbols <= known)
 
     def _lifts(self, call: Call, node: fx.Node) -> bool:
         """Whether a number that the data decide, first asked for inside a call, is known before it."""
