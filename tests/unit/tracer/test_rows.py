@@ -109,7 +109,7 @@ def test_a_model_of_several_results_has_a_join_for_each():
 def test_rows_that_depend_on_each_other_are_coupled(function, reason):
     with pytest.raises(CoupledError, match=reason) as caught:
         join(function)
-    assert re.search(r"traces\.py:\d+", str(caught.value)), "the line of the user's forward is missing"
+    assert re.search(r"test_rows\.py:\d+", str(caught.value)), "the line of the user's forward is missing"
 
 
 def test_batch_norm_couples_in_training_only():
