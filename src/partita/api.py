@@ -166,7 +166,8 @@ def auto_parallelize(
         PlanError: If there is no plan, or the given one does not fit.
     """
     from partita.planner import make_plan
-    from partita.runtime.build import agree_on_plan, build, capture_together
+    from partita.runtime.build import agree_on_plan, build
+    from partita.runtime.sharing import capture_together
     from partita.runtime.world import join_world, world_cluster
 
     if limits is not None and limits.batch != "global":

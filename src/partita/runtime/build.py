@@ -22,20 +22,11 @@ from partita.runtime.state import StateKeeper
 from partita.runtime.transport import ProcessGroupTransport
 from partita.runtime.variants import Variants
 from partita.runtime.world import World
-from partita.tracer.capture import Captured, capture_model
+from partita.tracer.capture import Captured
 from partita.tracer.skeleton import named_tensors
 
 Planner = Callable[[Captured], Plan]
 """Makes the plan for a capture; runs on rank 0."""
-
-
-def capture_together(model: nn.Module, example: Any, world: World, *, verify: bool) -> Captured:
-    """Capture on every rank; rank 0 verifies and decides about the batch axis for all.
-
-    Raises:
-        CaptureError: On every rank, if the capture fails or differs from the model.
-    """
-    return capture_model(model, example, device=str(world.device), verify=verify, agree=world.agree)
 
 
 def agree_on_plan(captured: Captured, planner: Planner, plan: Plan | str | Path | None, world: World) -> Plan:
@@ -147,7 +138,7 @@ def build(
     transport = ProcessGroupTransport(lanes, groups, world.device)
     book = GradientBook(parameters, shared)
     engine = Engine(plan, world, seat, transport, root, tensor_lookup(root), book)
-    variants = Variants(captured, plan, stage_of, placement, root)
+    variants = Variants(captured, plan, stage_of, placement, root, world)
     keeper = StateKeeper(root, placement, world, missing=_without_values(model))
     return ParallelModule(
         root=root,

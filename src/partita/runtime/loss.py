@@ -165,6 +165,9 @@ class LossBook:
         except Exception as error:  # noqa: BLE001  (any loss function may be untraceable; it is then evaluated on the whole batch)
             logger.info("the loss is evaluated on the whole batch: %s", error)
             return None
+        if traced.program.assumptions:  # what was traced are stand-ins: their values say nothing
+            logger.info("the loss is evaluated on the whole batch: it decides by values of the outputs")
+            return None
         apart = agree(lambda: self._apart(traced, tensors, rows))
         name = refs(traced.program.result)[0]
         if not apart or any(d != j.dim for d, j in zip(rows.dims, joins, strict=False) if j.how == "rows"):

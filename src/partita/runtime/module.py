@@ -22,6 +22,7 @@ from partita.runtime.worker import LossPart
 from partita.runtime.world import World
 from partita.tracer.capture import loss_value
 from partita.tracer.program import Environment, refs
+from partita.tracer.signature import signature_of
 from partita.tracer.verify import no_chance, same_chance, trial_inputs, within_rounding
 
 
@@ -181,8 +182,9 @@ class ParallelModule(nn.Module):
 
     def _prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: Any = None) -> PreparedCall:
         """Find the program of a call; try a cut that only the structure speaks for."""
-        call = self._variants.prepare(args, kwargs)
-        self._guard.check(call.variant.traced.signature.names, call.tensors, tensor_leaves(target))
+        signature, tensors = signature_of(args, kwargs)
+        self._guard.check(signature.names, tensors, tensor_leaves(target))
+        call = self._variants.prepare(signature, tensors)
         if self._variants.untried(call):
             call = self._variants.settle(call, self._trial(call))
         return call
@@ -283,7 +285,7 @@ class ParallelModule(nn.Module):
     def _additive(self, call: PreparedCall, target: Any) -> AdditiveLoss | None:
         assert self._losses is not None
         traced, rows = call.variant.traced, call.variant.rows
-        if traced.recording is None or rows is None:
+        if traced.kept_whole or rows is None:
             return None
         output = traced.result_stand_ins(tuple(tuple(t.shape) for t in call.tensors))
         names = refs(traced.program.result)

@@ -13,13 +13,15 @@ from partita.errors import ExecutionError
 from partita.ir.plan import Plan
 from partita.runtime.placement import Placement, holders
 from partita.runtime.rows import Chunk, cut_rows
+from partita.runtime.sharing import trace_together
 from partita.runtime.stages import StageMap, follow_stages, lay_out
+from partita.runtime.world import World
 from partita.tracer.assume import holds_for
 from partita.tracer.batch import find_rows
 from partita.tracer.capture import Captured
 from partita.tracer.program import refs, same_steps
 from partita.tracer.rows import CoupledError
-from partita.tracer.signature import Signature, mode_of, plain_attributes, signature_of
+from partita.tracer.signature import Signature, mode_of, plain_attributes
 from partita.tracer.sizes import Binding
 from partita.tracer.traced import Rows, Traced, Tracer
 
@@ -75,11 +77,19 @@ class Variants:
         layout: The planned program over the stages.
         placement: Where parameters live.
         live: The live module tree, for flags.
+        world: The ranks, which capture together.
     """
 
     def __init__(
-        self, captured: Captured, plan: Plan, stage_of: Mapping[int, int], placement: Placement, live: nn.Module
+        self,
+        captured: Captured,
+        plan: Plan,
+        stage_of: Mapping[int, int],
+        placement: Placement,
+        live: nn.Module,
+        world: World,
     ) -> None:
+        self._world = world
         self._tracer: Tracer = captured.tracer
         self._plan = plan
         self._base, self._base_rows = captured.traced, captured.rows
@@ -104,13 +114,11 @@ class Variants:
 
     def _state(self, traced: Traced) -> Hashable:
         """Return the plain attributes of the modules whose own code is part of a capture."""
-        if traced.folded is None:
+        if traced.kept_whole:
             return ()
-        self._check_hooks(traced.folded.paths)
+        self._check_hooks(traced.paths)
         modules = self._modules
-        return tuple(
-            tuple(plain_attributes(modules[path]).items()) for path in sorted(traced.folded.paths) if path in modules
-        )
+        return tuple(tuple(plain_attributes(modules[path]).items()) for path in sorted(traced.paths) if path in modules)
 
     def _check_hooks(self, paths: frozenset[str]) -> None:
         """Refuse hooks that would not run: on modules whose own code was cut open, registered after the capture."""
@@ -123,14 +131,17 @@ class Variants:
                     hint="register it before, or on one of the module's children",
                 )
 
-    def prepare(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> PreparedCall:
-        """Find or capture the program of a call, and cut its rows.
+    def prepare(self, signature: Signature, tensors: tuple[torch.Tensor, ...]) -> PreparedCall:
+        """Find or capture the program of a call, and cut its rows; all ranks do so together.
+
+        Args:
+            signature: The call's structure.
+            tensors: Its tensors.
 
         Raises:
             CaptureError: If the call needs a capture of its own that fails.
             ExecutionError: If its program cannot be laid over the planned stages.
         """
-        signature, tensors = signature_of(args, kwargs)
         shapes = tuple(tuple(t.shape) for t in tensors)
         mode = mode_of(self._live)
         known = self._known.setdefault((signature.key, mode), [])
@@ -151,25 +162,29 @@ class Variants:
 
     def _capture(self, signature: Signature, tensors: tuple[torch.Tensor, ...]) -> Variant:
         logger.info("capturing %s for shapes %s", self._tracer.name, [tuple(t.shape) for t in tensors])
+        traced, rows, reason = trace_together(
+            self._world, self._tracer, signature, lambda: self._trace(signature, tensors)
+        )
+        if rows is None and self._base_rows is not None:
+            logger.warning("this call of %s is not cut: %s", self._tracer.name, reason)
+        holding = holders(traced.program, self._placement)
+        stage_of = follow_stages(traced.program, self._base.program, self._stage_of, holding, len(self._plan.stages))
+        return self._lay_out(traced, rows, stage_of)
+
+    def _trace(self, signature: Signature, tensors: tuple[torch.Tensor, ...]) -> tuple[Traced, Rows | None, str]:
+        """Trace a new call; return its rows or None, and why there are none."""
         self._tracer.follow(self._live)
         familiar = signature.key == self._base.signature.key
         alone = len(self._plan.stages) == 1
         traced = self._tracer.trace(signature, tensors, tied=self._base.tied if familiar else (), whole=alone)
-        rows: Rows | None = None
-        if familiar and self._base_rows is not None:
-            try:
-                rows = traced.rows(self._base_rows.axis)
-            except CoupledError as error:
-                logger.warning("this call of %s is not cut: %s", self._tracer.name, error)
-        elif not familiar:
-            traced, rows, reason = find_rows(self._tracer, traced, tensors, None)
-            if rows is not None and self._base_rows is None:
-                rows, reason = None, "the example's batch is not cut either"
-            if rows is None:
-                logger.warning("this call of %s is not cut: %s", self._tracer.name, reason)
-        holding = holders(traced.program, self._placement)
-        stage_of = follow_stages(traced.program, self._base.program, self._stage_of, holding, len(self._plan.stages))
-        return self._lay_out(traced, rows, stage_of)
+        if self._base_rows is None:
+            return traced, None, "the example's batch is not cut either"
+        if not familiar:
+            return find_rows(self._tracer, traced, tensors, None)
+        try:
+            return traced, traced.rows(self._base_rows.axis), ""
+        except CoupledError as error:
+            return traced, None, str(error)
 
     def untried(self, call: PreparedCall) -> bool:
         """Whether a call is cut on the word of its structure alone."""
@@ -231,9 +246,14 @@ class Variants:
             return True
         if (variant.number, shapes) in self._refused:
             return False
-        self._tracer.follow(self._live)
-        other = self._tracer.trace(variant.traced.signature, part, known=program.assumptions)
-        if other.recording is not None and same_steps(program, other.program, shapes):
-            return True
+        if self._world.agree(lambda: self._does_the_same(variant, part, shapes)):
+            return program.sizes.waive(shapes)
         self._refused.add((variant.number, shapes))
         return False
+
+    def _does_the_same(self, variant: Variant, part: tuple[torch.Tensor, ...], shapes: Binding) -> bool:
+        """Whether the model takes the same path for a part of the batch."""
+        program = variant.traced.program
+        self._tracer.follow(self._live)
+        other = self._tracer.trace(variant.traced.signature, part, known=program.assumptions)
+        return not other.kept_whole and same_steps(program, other.program, shapes)

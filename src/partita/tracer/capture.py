@@ -118,7 +118,7 @@ class Captured:
     @property
     def unseen(self) -> bool:
         """Whether there was no example to capture."""
-        return self.traced.recording is None and not self.traced.signature.paths
+        return self.traced.kept_whole and not self.traced.signature.paths
 
 
 def _capture_unseen(model: nn.Module, device: str) -> Captured:

@@ -6,6 +6,7 @@ model as one block.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +53,25 @@ class Rows:
         return shapes[self.axis[0]][self.axis[1]]
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class ResultSpec:
+    """What a tensor of the result looks like.
+
+    Attributes:
+        shape: Its sizes.
+        dtype: Its dtype.
+    """
+
+    shape: tuple[Size, ...]
+    dtype: torch.dtype
+
+
+def _result_specs(program: Program, recording: Recording, folded: Folded) -> dict[str, ResultSpec]:
+    values = {folded.names.get(node.name, node.name): node.meta.get("val") for node in recording.nodes}
+    tensors = {n: v for n in refs(program.result) if isinstance(v := values.get(n), torch.Tensor)}
+    return {n: ResultSpec(tuple(Size(recording.settle(s)) for s in v.shape), v.dtype) for n, v in tensors.items()}
+
+
 @dataclass(eq=False, slots=True)
 class Traced:
     """One traced call.
@@ -60,10 +80,12 @@ class Traced:
         signature: The call's structure.
         shapes: Shapes of the traced example.
         program: Executable form.
-        recording: The trace (None for a model kept whole).
-        folded: Value names and opened calls (None for a model kept whole).
+        recording: The trace (None for a model kept whole, and where another rank has traced).
+        folded: Value names and opened calls, where there is a recording.
         refusal: Why the model is kept whole ("" if it is not).
         tied: Input axes that were taken to have one size.
+        results: What the tensors of the result look like (unknown for a model kept whole).
+        paths: Paths of all modules whose own code is part of the capture.
     """
 
     signature: Signature
@@ -73,7 +95,19 @@ class Traced:
     folded: Folded | None
     refusal: str = ""
     tied: tuple[tuple[int, int], ...] = ()
+    results: Mapping[str, ResultSpec] = field(default_factory=dict)
+    paths: frozenset[str] = frozenset()
     _rows: dict[tuple[int, int], Rows] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return everything but the recording, which is of use only where it was made."""
+        state = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return state | {"recording": None, "folded": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore what `__getstate__` returned."""
+        for name, value in state.items():
+            setattr(self, name, value)
 
     def rows(self, axis: tuple[int, int]) -> Rows:
         """Follow the rows of one axis through the call.
@@ -112,32 +146,26 @@ class Traced:
         return RowAnalysis(self.recording, symbol, alike=others)
 
     @property
+    def kept_whole(self) -> bool:
+        """Whether the model is one block."""
+        return bool(self.refusal)
+
+    @property
     def scalars(self) -> frozenset[str]:
         """Values of the result that are 0-dim floating tensors."""
-        values = {n: self._node_value(n) for n in refs(self.program.result)}
-        return frozenset(
-            n for n, v in values.items() if isinstance(v, torch.Tensor) and v.ndim == 0 and v.is_floating_point()
-        )
-
-    def _node_value(self, name: str) -> Any:
-        if self.recording is None or self.folded is None:
-            return None
-        node = {value: node for node, value in self.folded.names.items()}.get(name, name)
-        return next((n.meta.get("val") for n in self.recording.nodes if n.name == node), None)
+        return frozenset(n for n, spec in self.results.items() if not spec.shape and spec.dtype.is_floating_point)
 
     def result_stand_ins(self, shapes: Binding) -> Any:
         """Return the result's structure with uninitialised tensors of the shapes it has for these input shapes."""
-        assert self.recording is not None
-        settle, sizes = self.recording.settle, self.program.sizes
+        sizes = self.program.sizes
 
         def leaf(_path: object, value: Any) -> Any:
             if isinstance(value, Size):
                 return sizes.number(value, shapes)
             if not isinstance(value, Ref):
                 return value
-            known = self._node_value(value.name)
-            shape = tuple(sizes.number(Size(settle(s)), shapes) for s in known.shape)
-            return torch.empty(shape, dtype=known.dtype)
+            spec = self.results[value.name]
+            return torch.empty(tuple(sizes.number(size, shapes) for size in spec.shape), dtype=spec.dtype)
 
         return map_leaves(leaf, self.program.result)
 
@@ -179,6 +207,15 @@ class Tracer:
         self.opaque: dict[type, str] = {}
         self.reading = 0
         self.observations: Observations | None = None
+
+    @property
+    def knowledge(self) -> tuple[Any, ...]:
+        """What earlier traces have found out, for the tracer of another rank."""
+        return dict(self.stateful), dict(self.opaque), self.reading, self.observations
+
+    def learn(self, knowledge: tuple[Any, ...]) -> None:
+        """Take over the `knowledge` of another rank's tracer."""
+        self.stateful, self.opaque, self.reading, self.observations = knowledge
 
     def follow(self, model: nn.Module) -> None:
         """Take over the training flags, plain attributes and trainability of the live model."""
@@ -228,7 +265,16 @@ class Tracer:
                 if not self._give_up_on(error, signature, tensors, live):
                     break
             else:
-                return Traced(signature, shapes, folded.program, recording, folded, tied=tied)
+                return Traced(
+                    signature,
+                    shapes,
+                    folded.program,
+                    recording,
+                    folded,
+                    tied=tied,
+                    results=_result_specs(folded.program, recording, folded),
+                    paths=folded.paths,
+                )
         if not whole:
             raise refusals[0]
         return self.whole(signature, tensors, str(refusals[0]))

@@ -1,0 +1,137 @@
+"""One rank captures, and all ranks run what it captured."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import nn
+
+from partita.errors import CaptureError
+from partita.runtime.world import World
+from partita.tracer.capture import Captured, capture_model, examples_of
+from partita.tracer.portable import CannotTravelError, digest, pack, unpack
+from partita.tracer.program import Program
+from partita.tracer.signature import Signature, signature_of
+from partita.tracer.traced import Rows, Traced, Tracer
+
+logger = logging.getLogger("partita")
+T = TypeVar("T")
+
+
+def capture_together(model: nn.Module, example: Any, world: World, *, verify: bool) -> Captured:
+    """Capture and verify on rank 0, and give every rank the result.
+
+    Where a capture cannot travel, every rank traces by itself, and the programs are compared.
+
+    Args:
+        model: The user's model.
+        example: See `partita.tracer.capture.examples_of`.
+        world: The ranks.
+        verify: Compare with the real model where there are weights.
+
+    Raises:
+        CaptureError: On every rank, if the capture fails or differs from the model, or if the ranks' captures differ.
+    """
+    device = str(world.device)
+    if world.size == 1 or example is None:
+        return capture_model(model, example, device=device, verify=verify, agree=world.agree)
+    first = examples_of(example)[0]
+    signature, _ = signature_of(first.args, first.kwargs)
+    tracers: list[Tracer] = []
+
+    def make() -> Any:
+        captured = capture_model(model, example, device=device, verify=verify)
+        tracers.append(captured.tracer)
+        parts = (captured.traced, captured.rows, captured.graph, captured.tried)
+        return parts, captured.tracer.knowledge
+
+    def receive(got: Any) -> Captured:
+        parts, knowledge = got
+        tracer = tracers[0] if tracers else Tracer(model, device)
+        tracer.learn(knowledge)
+        return Captured(tracer, *parts)
+
+    def apart() -> tuple[Captured, Program]:
+        captured = capture_model(model, example, device=device, verify=verify, agree=world.agree)
+        return captured, captured.traced.program
+
+    return _together(world, signature, make, receive, apart)
+
+
+def trace_together(
+    world: World, tracer: Tracer, signature: Signature, make: Callable[[], tuple[Traced, Rows | None, str]]
+) -> tuple[Traced, Rows | None, str]:
+    """Trace one more call on rank 0, and give every rank the result.
+
+    Args:
+        world: The ranks; all of them call this together.
+        tracer: This rank's tracer.
+        signature: The call's structure, the same on every rank.
+        make: Traces the call and finds its rows.
+
+    Returns:
+        The traced call, its rows or None, and why there are none.
+
+    Raises:
+        CaptureError: On every rank, if the call cannot be captured or the ranks' captures differ.
+    """
+    if world.size == 1:
+        return make()
+
+    def receive(got: Any) -> tuple[Traced, Rows | None, str]:
+        made, knowledge = got
+        tracer.learn(knowledge)
+        return made  # type: ignore[no-any-return]
+
+    def apart() -> tuple[tuple[Traced, Rows | None, str], Program]:
+        made = make()
+        return made, made[0].program
+
+    return _together(world, signature, lambda: (make(), tracer.knowledge), receive, apart)
+
+
+def _together(
+    world: World,
+    signature: Signature,
+    make: Callable[[], Any],
+    receive: Callable[[Any], T],
+    apart: Callable[[], tuple[T, Program]],
+) -> T:
+    made: list[Any] = []
+
+    def decide() -> bytes | None:
+        made.append(make())
+        try:
+            return pack(made[0], signature)
+        except CannotTravelError as error:
+            logger.info("every rank captures by itself: %s", error)
+            return None
+
+    data = world.agree(decide)
+    got = None
+    if data is not None and not made:
+        try:
+            got = unpack(data, signature)
+        except CannotTravelError as error:
+            logger.info("the capture of rank 0 cannot be read here: %s", error)
+    elif data is not None:
+        got = made[0]
+    if all(world.gather(got is not None)):
+        return receive(got)
+    found, program = apart()
+    _check_same(world, program)
+    return found
+
+
+def _check_same(world: World, program: Program) -> None:
+    """Refuse programs that differ from rank to rank."""
+    digests = world.gather(digest(program))
+    other = next((rank for rank, text in enumerate(digests) if text != digests[0]), None)
+    if other is not None:
+        raise CaptureError(
+            f"rank {other} captures another program than rank 0: the forward does things in an order of its own in "
+            "every process (it walks through a set, say)",
+            hint="sort what the forward walks through, or set PYTHONHASHSEED=0 for every process",
+        )
