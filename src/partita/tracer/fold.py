@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from partita.errors import CaptureError
 from partita.tracer.control import Body, ControlOperator, is_control, why_not_control
+from partita.tracer.exchange import objects_of, unseen_exchange
 from partita.tracer.nodes import (
     BATCH_NORMS,
     arguments_of,
@@ -77,6 +78,7 @@ class _Folder:
     fixed: dict[str, str] = field(init=False)
     readers: dict[str, list[int]] = field(init=False)
     mentions: dict[str, list[Call]] = field(init=False)
+    holders: dict[int, list[Call]] = field(init=False)
     order: dict[int, tuple[int, int]] = field(init=False)
     names: dict[str, str] = field(init=False)
     free: set[str] = field(default_factory=set)
@@ -100,7 +102,7 @@ class _Folder:
         self.moved_later = {s.name for n in nodes if is_mutable(n) for s in n.all_input_nodes[:1]} | {
             n.name for n in nodes if is_mutable(n)
         }
-        self.mentions, self.order = {}, {}
+        self.mentions, self.order, self.holders = {}, {}, {}
         self._walk(self.recording.root, 0)
         self.names = {
             **{
@@ -138,6 +140,8 @@ class _Folder:
         first = number
         for name in {*refs((call.args, call.kwargs)), *refs(call.result)}:
             self.mentions.setdefault(name, []).append(call)
+        for held in objects_of(call):
+            self.holders.setdefault(id(held), []).append(call)
         for child in call.children:
             number = self._walk(child, number + 1)
         self.order[id(call)] = (first, number)
@@ -192,7 +196,7 @@ class _Folder:
                     return f"{node.name} inside is used by another call"
         if "<untracked>" in allowed | results:
             return "it takes or returns a tensor that the trace cannot see"
-        return ""
+        return unseen_exchange(call, lambda other: self._inside(other, call) or self._inside(call, other), self.holders)
 
     def _a_size_of(self, call: Call, name: str) -> bool:
         """Whether a number that the data decide follows from the sizes of what a call was given."""

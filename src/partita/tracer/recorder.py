@@ -25,6 +25,9 @@ from partita.tracer.skeleton import named_tensors
 from partita.tracer.tree import PLAIN, Marker, map_leaves
 from partita.tracer.unrolled import count_operators, count_repeated
 
+UNTRACED = "the trace cannot enter it"
+"""Why a call is opaque whose module is kept whole."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ref(Marker):
@@ -397,7 +400,7 @@ def _why_opaque(module: nn.Module) -> str:
     if module._backward_hooks or module._backward_pre_hooks:
         return "it has backward hooks"
     if "forward" in vars(module):
-        return "the trace cannot enter it"
+        return UNTRACED
     return ""
 
 

@@ -1,5 +1,6 @@
 """Folding: which calls stay calls of the user's modules, and what keeps one from it."""
 
+from collections import UserDict
 from dataclasses import dataclass
 
 import pytest
@@ -292,6 +293,44 @@ def test_a_layer_that_changes_its_weights_behind_the_trace_runs_as_it_is():
     signature, tensors = signature_of((rows(),), {})
     traced = Tracer(model, "cpu").trace(signature, tensors, live=model)
     assert names(traced) == ["layers.0#0", "layers.1#0"]
+    check_equal(model, traced.program, signature, tensors)
+
+
+class Board(UserDict):
+    """An object through which layers pass each other values."""
+
+
+class Posting(nn.Module):
+    """A layer that the trace cannot enter; it leaves a value for the next one on a board."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, board):
+        y = self.linear(x) + board.get("last", 0.0)
+        board["last"] = y if y.sum() > 0 else -y
+        return y
+
+
+class Posters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Posting() for _ in range(3))
+
+    def forward(self, x):
+        board = Board()
+        for layer in self.layers:
+            x = layer(x, board)
+        return x
+
+
+def test_untraced_layers_that_share_an_object_stay_together():
+    torch.manual_seed(0)
+    model = Model(lambda self, x: self.linear(self.tower(self.linear(x))), tower=Posters())
+    signature, tensors = signature_of((rows(),), {})
+    traced = Tracer(model, "cpu").trace(signature, tensors, live=model)
+    assert names(traced) == ["linear#0", "tower#0", "linear#1"]
     check_equal(model, traced.program, signature, tensors)
 
 
