@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from partita.tracer.recorder import Call, Recording, Ref
+from partita.tracer.recorder import UNTRACED, Call, Recording, Ref
 from partita.tracer.sizes import depends_on_values, expression_of
 from partita.tracer.tree import leaves
 
@@ -118,40 +118,49 @@ def node_regions(recording: Recording) -> Iterator[tuple[bool, tuple[Any, ...]]]
 def differentiable_nodes(recording: Recording) -> set[str]:
     """Return the names of the nodes through which a gradient flows.
 
-    What an autograd function returns has a gradient as soon as an argument has one, whatever its forward does.
+    What an autograd function returns has a gradient as soon as an argument has one, whatever its forward does; what an
+    untraced module returns, as soon as an argument or one of its parameters has one.
     """
     found = set(recording.trainable)
-    functions = _functions_by_end(recording.root)
+    unseen = _unseen_by_end(recording)
     for i, (node, (grad_enabled, _autocast)) in enumerate(
         zip(recording.nodes, node_regions(recording), strict=True), start=1
     ):
         if node.op == "call_function" and grad_enabled and packet(node.target) not in _NO_GRADIENT:
             value = node.meta.get("val")
-            tensors = [
-                v for v in (value if isinstance(value, tuple | list) else [value]) if isinstance(v, torch.Tensor)
-            ]
-            smooth = any(v.dtype.is_floating_point or v.dtype.is_complex for v in tensors)
+            smooth = any(map(_is_smooth, value if isinstance(value, tuple | list) else [value]))
             if smooth and any(source.name in found for source in node.all_input_nodes):
                 found.add(node.name)
-        for arguments, results in functions.get(i, ()):
+        for arguments, results in unseen.get(i, ()):
             if grad_enabled and found.intersection(arguments):
                 found |= results
     return found
 
 
-def _functions_by_end(call: Call) -> dict[int, list[tuple[set[str], set[str]]]]:
-    """Return the calls of autograd functions by where they end: the nodes they take and those they give."""
+def _unseen_by_end(recording: Recording) -> dict[int, list[tuple[set[str], set[str]]]]:
+    """Return the calls whose backward the trace does not see by their end: what they read and give.
+
+    These are the calls of autograd functions and of modules that the trace does not enter.
+    """
     found: dict[int, list[tuple[set[str], set[str]]]] = {}
+    smooth = {node.name for node in recording.nodes if _is_smooth(node.meta.get("val"))}
 
     def visit(inner: Call) -> None:
         for child in inner.children:
             visit(child)
-        if inner.function is not None:
-            names = (set(_refs((inner.args, inner.kwargs))), set(_refs(inner.result)))
-            found.setdefault(inner.end, []).append(names)
+        if inner.function is not None or inner.opaque == UNTRACED:
+            read = set(_refs((inner.args, inner.kwargs)))
+            if inner.function is None:
+                own = f"{inner.path}." if inner.path else ""
+                read |= {n for n, names in recording.tensors.items() if any(name.startswith(own) for name in names)}
+            found.setdefault(inner.end, []).append((read, smooth.intersection(_refs(inner.result))))
 
-    visit(call)
+    visit(recording.root)
     return found
+
+
+def _is_smooth(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex)
 
 
 def _refs(tree: Any) -> list[str]:

@@ -321,7 +321,7 @@ class Tracer:
         path = str(error.data.get("module", ""))
         if path not in dict(self.model.named_modules(remove_duplicate=False)):
             return False  # an autograd function in the glue
-        while path and type(self.model.get_submodule(path)) in self.opaque:
+        while path and type(self.model.get_submodule(path)) in {*self.opaque, nn.ModuleList, nn.ModuleDict}:
             path = path.rpartition(".")[0]
         if error.data.get("final") and self._is_bulk(path) and self.reading + 1 < len(LEVELS):
             self.reading += 1

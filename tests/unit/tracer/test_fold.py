@@ -9,9 +9,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from partita.errors import CaptureError
+from partita.tracer.opaque import observe
+from partita.tracer.program import refs
 from partita.tracer.signature import signature_of
 from partita.tracer.traced import Tracer
-from partita.tracer.verify import check_equal
+from partita.tracer.verify import check_equal, shadow
 from tests.unit.tracer.traces import WIDTH, Model, names, rows, trace
 
 
@@ -294,6 +296,31 @@ def test_a_layer_that_changes_its_weights_behind_the_trace_runs_as_it_is():
     traced = Tracer(model, "cpu").trace(signature, tensors, live=model)
     assert names(traced) == ["layers.0#0", "layers.1#0"]
     check_equal(model, traced.program, signature, tensors)
+
+
+class Doubtful(nn.Module):
+    """An embedding that the trace cannot enter and whose argument has no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, WIDTH)
+
+    def forward(self, ids):
+        return ids.cumsum(0), self.table(ids) * (1.0 if ids.sum() > 0 else 0.5)
+
+
+def test_what_an_untraced_module_computes_from_its_weights_has_a_gradient():
+    torch.manual_seed(0)
+    model = Model(lambda self, ids: self.linear(self.embedding(ids)[1]), embedding=Doubtful())
+    signature, tensors = signature_of((torch.arange(6),), {})
+    tracer = Tracer(model, "cpu")
+    tracer.opaque[Doubtful] = "it branches on values"
+    tracer.observations = observe(shadow(model), signature, tensors)
+    program = tracer.trace(signature, tensors, live=model).program
+    ids, rows_of = refs(program.steps[0].result)
+    assert rows_of in program.differentiable
+    assert ids not in program.differentiable
+    check_equal(model, program, signature, tensors)
 
 
 class Board(UserDict):
