@@ -121,6 +121,8 @@ def _trace(
         export=True,
     )
 
+    fake_mode.cache_enabled = False  # cached results are rebuilt with symbolic strides: dearer than making them anew
+
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         with fake_mode:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
