@@ -186,29 +186,61 @@ class LossAndMore(nn.Module):
         return {"loss": mean_loss(y, target), "y": y, "rows": x.shape[0]}
 
 
-def loss_among_results():
+def loss_among_results(model=None):
+    """The model's loss alone, with a term of the user's on another result, and such a term alone."""
     torch.manual_seed(7)
     plain = LossAndMore().double()
-    batch = rows_of(6)
-    module = parallelize(plain, Batch((*rows_of(8).args, rows_of(8).target)), HYBRID)
-    found = module(*batch.args, batch.target)
-    expected = plain(*batch.args, batch.target)
-    try:
-        found["y"].sum().backward()
-        refusal = ""
-    except Exception as error:  # noqa: BLE001
-        refusal = str(error)
-    return (
-        {n: torch.as_tensor(v).detach() for n, v in found.items()},
-        {n: torch.as_tensor(v).detach() for n, v in expected.items()},
-        refusal,
-    )
+    model = model or parallelize(plain, Batch((*rows_of(8).args, rows_of(8).target)), HYBRID)
+    found = {}
+    terms = {"loss": (1, 0), "both": (0.5, 2), "other": (0, 1)}
+    for number, (name, (a, b)) in enumerate(terms.items()):
+        batch = rows_of(6, number)
+        model.zero_grad()
+        result = model(*batch.args, batch.target)
+        (a * result["loss"] + b * result["y"].square().mean()).backward()
+        found |= {f"{name} {n}": torch.as_tensor(v).detach() for n, v in result.items()}
+        found |= {f"{name} {n}": g for n, g in grads_of(model).items()}
+    return found
 
 
-def test_results_beside_the_loss_come_whole_and_refuse_gradients(pool):
-    for found, expected, refusal in pool.run(loss_among_results, HYBRID.ranks, seconds=LIMIT_S):
-        assert list(different_maps("result", found, expected)) == []
-        assert "a gradient reached the result" in refusal
+def test_results_beside_the_loss_come_whole_and_take_gradients(pool):
+    torch.manual_seed(7)
+    check(pool.run(loss_among_results, HYBRID.ranks, seconds=LIMIT_S), loss_among_results(LossAndMore().double()))
+
+
+class NoisyLossAndMore(nn.Module):
+    """Draws random numbers and keeps statistics on the way to its results."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(Block(), nn.Dropout(0.5), nn.BatchNorm1d(WIDTH)) for _ in range(4))
+
+    def forward(self, x, target):
+        for block in self.blocks:
+            x = block(x)
+        return {"loss": mean_loss(x, target), "y": x}
+
+
+def term_beside_the_loss(apart):
+    """The gradient of a loss with a term of the user's: at once, or as the sum of two backwards of equal calls."""
+    torch.manual_seed(7)
+    batch = rows_of(8)
+    model = parallelize(NoisyLossAndMore().double(), Batch((*batch.args, batch.target)), PIPELINE)
+    for part in (("loss", "y"),) if not apart else (("loss",), ("y",)):
+        torch.manual_seed(11)
+        result = model(*batch.args, batch.target)
+        sum(result[name].square().mean() for name in part).backward()
+    state = model.full_state_dict()
+    return grads_of(model) | {"tracked": state["blocks.0.2.num_batches_tracked"]}
+
+
+def test_a_term_beside_the_loss_sees_the_same_random_numbers_and_changes_no_buffer(pool):
+    at_once = pool.run(term_beside_the_loss, PIPELINE.ranks, False, seconds=LIMIT_S)
+    apart = pool.run(term_beside_the_loss, PIPELINE.ranks, True, seconds=LIMIT_S)
+    assert [int(values.pop("tracked")) for values in at_once] == [1, 1]
+    assert [int(values.pop("tracked")) for values in apart] == [2, 2]
+    for found, expected in zip(at_once, apart, strict=True):
+        assert list(different_maps("gradients:", found, expected)) == []
 
 
 def part_of_the_outputs(model=None):

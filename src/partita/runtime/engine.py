@@ -59,12 +59,13 @@ class Forward:
         layout: The program over the stages.
         pieces: For each result its value name, structure, and number of tensors.
         weights: For each result the weight of each of this replica's microbatches, and the total.
-        key: Identifies the structure.
+        seed: The call's number for random draws; None if it draws none.
     """
 
     call: PreparedCall
     worker: StageWorker | None
     layout: StageMap
+    seed: int | None = None
     pieces: list[tuple[str, Any, int]] = field(default_factory=list)
     weights: dict[str, tuple[list[float], float]] = field(default_factory=dict)
     done: bool = False
@@ -142,11 +143,15 @@ class Engine:
             self._rows[key] = add_reduction(add_communication(bare, edges)).ranks[self.seat.stage]
         return self._rows[key]
 
+    @staticmethod
+    def draw(layout: StageMap) -> int | None:
+        """Return the number that a call's random draws follow from; every rank draws it."""
+        return chance.draw() if layout.program.random else None
+
     def worker(
-        self, call: PreparedCall, layout: StageMap, *, grad: bool, loss: LossFunction | None = None
+        self, call: PreparedCall, layout: StageMap, seed: int | None, *, grad: bool, loss: LossFunction | None = None
     ) -> StageWorker | None:
-        """Return the worker of one call on this rank; every rank draws the call's number."""
-        seed = chance.draw() if layout.program.random else None
+        """Return the worker of one call on this rank."""
         self.veil.hide(layout.program.stored)
         if self.seat is None:
             return None
@@ -168,18 +173,23 @@ class Engine:
         )
 
     # -- forward -------------------------------------------------------------------------------------------------------
-    def forward(self, call: PreparedCall) -> tuple[Forward, Results]:
+    def forward(self, call: PreparedCall, like: Forward | None = None) -> tuple[Forward, Results]:
         """Run every microbatch forward and give every rank the joined results.
+
+        Args:
+            call: The call.
+            like: Draw the random numbers of this earlier forward again.
 
         Returns:
             The forward, for a later backward, and the results.
         """
         layout = call.variant.layout
-        worker = self.worker(call, layout, grad=torch.is_grad_enabled())
+        seed = self.draw(layout) if like is None else like.seed
+        worker = self.worker(call, layout, seed, grad=torch.is_grad_enabled())
         if worker is not None and worker.inputs.chunks:
             actions = self.actions(layout, "gpipe", len(worker.inputs.chunks))
             self._execute([a for a in actions if a.kind in FORWARD], worker)
-        state = Forward(call, worker, layout)
+        state = Forward(call, worker, layout, seed)
         return state, self.publish(state)
 
     def publish(self, state: Forward, skip: frozenset[str] = frozenset()) -> Results:
@@ -361,7 +371,8 @@ class Engine:
         Returns:
             The loss and all gradients.
         """
-        worker = self.worker(call, layout, grad=True, loss=loss)
+        seed = self.draw(layout)
+        worker = self.worker(call, layout, seed, grad=True, loss=loss)
         self.book.open()
         if worker is not None:
             worker.wanted = wanted
@@ -373,7 +384,7 @@ class Engine:
                 self.book.reduce(self.transport, self.world.rank)
         value, total = self._total(worker)
         scale = 1.0 if total in {0.0, 1.0} else 1.0 / total
-        state = Forward(call, worker, layout)
+        state = Forward(call, worker, layout, seed)
         inputs = [None if g is None else g * scale for g in self._input_gradients(state)]
         return Ran(loss=value, gradients=self.book.close(scale), inputs=inputs, state=state)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from partita.errors import ExecutionError
 from partita.ir.plan import Plan
 from partita.runtime import norms
 from partita.runtime.agreement import BatchGuard
+from partita.runtime.beside import Beside, Repeat
 from partita.runtime.engine import Engine, Forward, Ran, Results, model_loss
 from partita.runtime.loss import AdditiveLoss, LossBook, total_loss
 from partita.runtime.results import joins_for, tensor_leaves
@@ -64,22 +65,6 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         ctx.owner.book.accumulate(ctx.ran.gradients, gradient)
         return (None, None, None, *(None if g is None else g * gradient for g in ctx.ran.inputs))
-
-
-class _Closed(torch.autograd.Function):
-    """A result beside the loss: the backward through it has passed."""
-
-    @staticmethod
-    def forward(ctx: Any, path: str, _anchor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        ctx.path = path
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *_gradients: torch.Tensor) -> None:
-        raise ExecutionError(
-            f"a gradient reached the result {ctx.path!r}, but the backward of the model's own loss has already run",
-            hint="call the model in a form that does not return its loss, and compute the whole loss outside",
-        )
 
 
 class ParallelModule(nn.Module):
@@ -212,6 +197,7 @@ class ParallelModule(nn.Module):
         layout = call.variant.layout
         if layout.home[name] != layout.num_stages - 1:
             layout = call.variant.fused
+        again = Repeat(self.engine, self.book, call)
         ran = self.engine.run_schedule(
             call,
             layout,
@@ -221,10 +207,9 @@ class ParallelModule(nn.Module):
         )
         loss = _Loss.apply(self, ran, self._anchor, *call.tensors)  # type: ignore[no-untyped-call]
         results = self.engine.publish(ran.state, skip=frozenset({name}))
-        tensors = [
-            _Closed.apply(str(i), self._anchor, t) if wants else t  # type: ignore[no-untyped-call]
-            for i, (t, wants) in enumerate(zip(results.tensors, results.requires_grad, strict=True))
-        ]
+        tensors: Sequence[torch.Tensor] = results.tensors
+        if any(results.requires_grad):
+            tensors = Beside.apply(again.of(ran.state), results, self._anchor, *call.tensors)  # type: ignore[no-untyped-call]
         return self.engine.assemble(ran.state, tensors, {name: loss})
 
     def train_step(
