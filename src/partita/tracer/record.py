@@ -24,6 +24,7 @@ from partita.errors import CaptureError
 from partita.tracer.assume import Reading
 from partita.tracer.fakes import register_fakes
 from partita.tracer.lean import lean_tracing
+from partita.tracer.reconcile import foresee
 from partita.tracer.recorder import (
     Entry,
     RecordedError,
@@ -115,6 +116,8 @@ def _trace(
     settle: bool = False,
 ) -> tuple[Recording, dict[str, str]]:
     """Trace once; return the recording and the attributes that changed, by module path."""
+    with quiet():
+        foreseen = foresee(model, call, tensors)
     fake_mode = FakeTensorMode(
         shape_env=ShapeEnv(tracked_fakes=[], trace_asserts=True, prefer_deferred_runtime_asserts_over_guards=False),
         allow_non_fake_inputs=True,
@@ -128,7 +131,7 @@ def _trace(
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
     restore = swap_tensors(model, fake)
-    recorder = Recorder(model, fake_mode, stateful)
+    recorder = Recorder(model, fake_mode, stateful, foreseen)
 
     def entry_call(given: tuple[torch.Tensor, ...]) -> Any:
         recorder.input_tensors = given

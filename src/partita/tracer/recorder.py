@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from partita.tracer.hooks import UserHook, wrapped_hooks
 from partita.tracer.objects import Snapshot, holds_tensors, own_attributes
+from partita.tracer.reconcile import EagerCall, Reconciler
 from partita.tracer.sizes import Size, SizeRules, depends_on_values, expression_of, rules_from, settled
 from partita.tracer.skeleton import named_tensors
 from partita.tracer.tree import PLAIN, Marker, map_leaves
@@ -101,6 +102,7 @@ class Recording:
         sizes: How sizes follow from the inputs.
         buffer_writes: Buffers that the forward replaced by another tensor: qualified name to node name.
         settle: Turns a symbolic or plain size into an expression, with everything the trace learnt about sizes applied.
+        omitted: Calls that were given None because eager gives it, by their number.
         assumed: Values that the forward read.
         stored: Attributes by module path that the forward left tensors, or filled lists, dicts and objects, in.
     """
@@ -117,6 +119,7 @@ class Recording:
     settle: Callable[[Any], sympy.Basic]
     assumed: tuple[Assumption, ...] = ()
     stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    omitted: Mapping[int, EagerCall] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -166,8 +169,11 @@ def _autocast_state() -> tuple[Any, ...]:
 class Recorder:
     """The hooks' state during one trace."""
 
-    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode, stateful: Mapping[str, str]) -> None:
+    def __init__(
+        self, model: nn.Module, fake_mode: FakeTensorMode, stateful: Mapping[str, str], foreseen: tuple[EagerCall, ...]
+    ) -> None:
         self.model = model
+        self.reconciler = Reconciler(foreseen)
         self.fake_mode = fake_mode
         self.paths = {id(module.__dict__): path for path, module in model.named_modules()}
         self.before = {path: dict(vars(module)) for path, module in model.named_modules()}
@@ -263,18 +269,21 @@ class Recorder:
             count_repeated(call, self.stack[-1], self.paths)
         return result
 
-    def pre_hook(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Open a module's call."""
+    def pre_hook(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Open a module's call; return its arguments if eager gives it others."""
         path = self.paths.get(id(module.__dict__))
         if path is None or torch.compiler.is_dynamo_compiling() or get_proxy_mode() is None:
-            return
+            return None
         if not self.stack:
             self._note_tensors()
             count_operators(self.tracer, self.stack, self.paths)
+        settled = self.reconciler.settle(path, args, kwargs)
+        args, kwargs = settled or (args, kwargs)
         call = self.enter(path, args, kwargs)
         call.opaque = _why_opaque(module)
         call.recompute = self.checkpoints > 0 and type(module).__call__ is nn.Module.__call__  # others do it themselves
         call.changes = getattr(vars(module).get("forward"), "changes", "")
+        return settled
 
     def user_hook(self, path: str, place: UserHook, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Return a hook that is recorded as a call inside its module's call."""
@@ -345,6 +354,7 @@ class Recorder:
             settle=settled(self.fake_mode.shape_env),
             assumed=tuple(self.assumed),
             stored=self._stored(),
+            omitted=self.reconciler.omitted,
         )
 
     def _stored(self) -> dict[str, tuple[str, ...]]:

@@ -59,12 +59,15 @@ class SizeRules:
         conditions: Relations that must hold for the capture to be valid.
         lower: Smallest value of each symbol for which the capture is valid.
         upper: Largest value of each symbol, where there is one.
+        also: Says for input shapes that meet all this whether the capture is valid for them, or None.
     """
 
     axes: tuple[tuple[sympy.Basic, ...], ...]
     conditions: tuple[sympy.Basic, ...]
     lower: Mapping[sympy.Symbol, int]
     upper: Mapping[sympy.Symbol, int]
+    also: Callable[[Binding], bool] | None = None
+    _refused: set[Binding] = field(default_factory=set)
     _values: dict[Binding, dict[sympy.Symbol, int]] = field(default_factory=dict)
     _numbers: dict[tuple[Binding, sympy.Basic], Any] = field(default_factory=dict)
 
@@ -94,8 +97,9 @@ class SizeRules:
     def holds(self, shapes: Binding) -> bool:
         """Whether the capture is valid for these input shapes."""
         if shapes not in self._values:
-            values = self.bind(shapes)
-            if values is None:
+            values = None if shapes in self._refused else self.bind(shapes)
+            if values is None or (self.also is not None and not self.also(shapes)):
+                self._refused.add(shapes)
                 return False
             self._values[shapes] = values
         return True

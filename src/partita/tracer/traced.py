@@ -20,6 +20,7 @@ from partita.tracer.fold import Folded, fold
 from partita.tracer.hooks import check_no_global_hooks
 from partita.tracer.opaque import Observations, kept_whole, observe
 from partita.tracer.program import Program, refs
+from partita.tracer.reconcile import Entered, Foresight
 from partita.tracer.record import record
 from partita.tracer.recorder import Assumption, Recording, Ref
 from partita.tracer.rows import CoupledError, Join, RowAnalysis
@@ -301,10 +302,15 @@ class Tracer:
         reading: Reading,
     ) -> tuple[Folded, Recording]:
         check_no_global_hooks()
-        with kept_whole(self.model, set(self.opaque), self.observations):
+        classes, observations = set(self.opaque), self.observations
+        with kept_whole(self.model, classes, observations):
             recording = record(
                 self.model, tensors, signature.call, self.device, tied=tied, stateful=self.stateful, reading=reading
             )
+        if recording.omitted:
+            entered: Entered = lambda: kept_whole(self.model, classes, observations)  # noqa: E731
+            foresight = Foresight.of(self.model, signature.call, tensors, recording.omitted, entered)
+            recording.sizes.also = foresight.agrees
         changed = frozenset() if self.observations is None else self.observations.changed
         return fold(recording, self.model, names, changed), recording
 
