@@ -1,11 +1,11 @@
 """Run a weightless model with the values that follow from sizes and constants, and no others.
 
-Every tensor is on the meta device.  Beside those that were made from sizes and constants alone (a range of positions, a
-causal mask) stands a real tensor with their values, kept per memory, so that views and in-place operations need no
-rules of their own.  A forward that asks for a value (a branch, a number) gets it where it is known.  A question of yes or
-no that an input, a parameter or chance decides is answered as a script says, so that both answers can be tried; any other
-question ends the run.  What all answers lead to is so for *all* values of inputs and parameters, and every rank finds the
-same, whatever weights it holds.
+Every tensor is on the meta device.  Beside those that were made from sizes and constants alone (a range of positions,
+a causal mask) stands a real tensor with their values, kept per memory, so that views and in-place operations need no
+rules of their own.  A forward that asks for a value (a branch, a number) gets it where it is known.  A question of yes
+or no that an input, a parameter or chance decides is answered as a script says, so that both answers can be tried; any
+other question ends the run.  What all answers lead to is so for *all* values of inputs and parameters, and every rank
+finds the same, whatever weights it holds.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class KnownValues(TorchDispatchMode):
 
         args, kwargs = map_leaves(on_meta, tuple(args)), map_leaves(on_meta, dict(kwargs or {}))
         if any(argument.name == "device" for argument in func._schema.arguments):
-            kwargs["device"] = torch.device("meta")
+            kwargs = {**kwargs, "device": torch.device("meta")}
         given = tensors_in((args, kwargs))
-        known = all(self._is_known(t) for t in given) and torch.Tag.nondeterministic_seeded not in func.tags
+        known = all(self._is_known(t) for t in given) and not _has_chance(func)
         if torch.Tag.data_dependent_output in func.tags:
             return func(*self._values(args), **self._values(kwargs)) if known else self._answer(func, given)
         result = self._shaped(func, args, kwargs, known=known)
@@ -123,7 +123,7 @@ class KnownValues(TorchDispatchMode):
             return torch.zeros(meta.shape, dtype=meta.dtype)
         storage = self._memory[_memory_of(meta)][1]
         real = torch.empty(0, dtype=meta.dtype)
-        return real.set_(storage, meta.storage_offset(), meta.shape, meta.stride())  # type: ignore[call-overload]
+        return real.set_(storage, meta.storage_offset(), meta.shape, meta.stride())
 
     def _values(self, tree: Any) -> Any:
         return map_leaves(lambda _path, leaf: self._value(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
@@ -136,6 +136,11 @@ class KnownValues(TorchDispatchMode):
                 self._remember(meta, real.detach())
             self._stand_ins[id(real)] = (real, meta)
         return self._stand_ins[id(real)][1]
+
+
+def _has_chance(func: Any) -> bool:
+    """Whether an operator's values are not decided by its operands: random numbers, memory that nobody wrote."""
+    return torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name
 
 
 def _memory_of(tensor: torch.Tensor) -> int:

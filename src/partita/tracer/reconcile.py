@@ -4,11 +4,12 @@ Models ask whether they are being exported, or whether a tensor is fake, and the
 attention mask that says no more than "causal", or nothing at all.  The mask would cross every boundary between stages,
 take the fast path away from the attention, and sometimes does not even fit.
 
-So the model first runs on the meta device with nothing known but sizes and constants (`partita.tracer.known`), which no
-model takes for a trace.  Where that run passes None to a module, eager passes None for these sizes whatever the
-values of inputs and parameters are; the traced call is then given None as well.  Whether other sizes are given None too is
-not guessed: for each new set of input shapes the same run is made again (`Foresight.agrees`), and where it disagrees
-the capture does not hold and the call is captured anew.  Such a run needs no weights and no data, so all ranks agree.
+So the model first runs on the meta device with nothing known but sizes and constants (`partita.tracer.known`), which
+no model takes for a trace.  Where that run passes None to a module, eager passes None for these sizes whatever the
+values of inputs and parameters are; the traced call is then given None as well.  Whether other sizes are given None
+too is not guessed: for each new set of input shapes the same run is made again (`Foresight.agrees`), and where it
+disagrees the capture does not hold and the call is captured anew.  Such a run needs no weights and no data, so all
+ranks agree.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ import torch
 from torch import nn
 
 from partita.tracer.known import KnownValues
+from partita.tracer.objects import Snapshot, own_attributes
 from partita.tracer.signature import plain_attributes
 from partita.tracer.sizes import Binding
-from partita.tracer.tree import Path, leaves, map_leaves
+from partita.tracer.tree import Path, leaves
 
 MAX_RUNS = 8
 """How often a model is run to try the answers to questions that values decide."""
@@ -53,8 +55,8 @@ class EagerCall:
 def foresee(model: nn.Module, call: ModelCall, tensors: tuple[torch.Tensor, ...]) -> tuple[EagerCall, ...]:
     """Return the module calls that a model makes whatever its values are.
 
-    Where values decide between yes and no, both are tried (`MAX_RUNS`), and what is the same for all answers is returned,
-    up to the first call that is not.
+    Where values decide between yes and no, both are tried (`MAX_RUNS`), and what is the same for all answers is
+    returned, up to the first call that is not.
 
     Args:
         model: A `skeleton`; it is left as it was.
@@ -81,6 +83,7 @@ def _run(
     seen: list[EagerCall] = []
     asked: list[int] = []
     paths = {id(module): path for path, module in model.named_modules()}
+    given = _on_meta(tensors, [t.shape for t in tensors])  # outside of the mode: their values are not known
 
     def note(module: nn.Module, args: Any, kwargs: Any) -> None:
         asked.extend([len(seen)] * (len(known.answers) - len(asked)))
@@ -93,8 +96,9 @@ def _run(
         for module in model.modules():
             handle = module.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
             stack.callback(handle.remove)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # control-flow operators would start Dynamo
         with contextlib.suppress(Exception), known:  # whatever ends the run: what was seen before is true
-            call(model, _on_meta(tensors, [t.shape for t in tensors]))
+            call(model, given)
     asked.extend([len(seen)] * (len(known.answers) - len(asked)))
     return seen, list(zip(known.answers, asked, strict=True))
 
@@ -115,10 +119,12 @@ def _left_as_it_was(model: nn.Module) -> Iterator[None]:
     """Undo what a forward does to the attributes and buffers of a skeleton, and to Python's random numbers."""
     chance = random.getstate()
     before = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
+    held = Snapshot([own_attributes(module) for module in model.modules()])
     try:
         yield
     finally:
         random.setstate(chance)
+        held.restore()
         for module, attributes, buffers in before:
             vars(module).clear()
             vars(module).update(attributes)
@@ -131,7 +137,7 @@ class Reconciler:
     """Walks beside a trace and says what its calls must not be given.
 
     The trace and the foreseen run are compared call by call, for as long as both call the same modules with arguments
-    of the same form.
+    of the same form.  Only whole arguments are replaced: lists and objects stay the ones that the model made.
 
     Attributes:
         foreseen: The calls of the foreseen run.
@@ -152,25 +158,16 @@ class Reconciler:
             self._at = len(self.foreseen)
             return None
         self._at += 1
-        extra = frozenset(place for place in eager.absent if isinstance(traced[place], torch.Tensor))
+        extra = frozenset(
+            place for place in eager.absent if len(place) == 2 and isinstance(traced[place], torch.Tensor)
+        )
         if not extra:
             return None
         self.omitted[number] = EagerCall(path, eager.places, extra)
-        return _without(extra, args, kwargs)
-
-
-def _without(extra: frozenset[Path], args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
-    """Put None in some places; arguments that hold none of them stay the objects that they are."""
-
-    def cleared(start: Path, tree: Any) -> Any:
-        if not any(place[:2] == start for place in extra):
-            return tree
-        return map_leaves(lambda place, leaf: None if (*start, *place) in extra else leaf, tree)
-
-    return (
-        tuple(cleared((0, i), value) for i, value in enumerate(args)),
-        {name: cleared((1, name), value) for name, value in kwargs.items()},
-    )
+        return (
+            tuple(None if (0, i) in extra else value for i, value in enumerate(args)),
+            {name: None if (1, name) in extra else value for name, value in kwargs.items()},
+        )
 
 
 @dataclass(frozen=True, eq=False)
