@@ -733,3 +733,61 @@ def two_paths(model=None):
 def test_a_forward_that_branches_on_its_inputs_values_is_cut_and_exact(pool):
     torch.manual_seed(5)
     check(pool.run(two_paths, HYBRID.ranks, seconds=LIMIT_S), two_paths(Sceptic().double()))
+
+
+# ---------------------------------------------------------------- what a model does only while it is traced
+
+
+class Windowed(nn.Module):
+    """Masks what lies before a window, where a sequence is longer; a trace masks always."""
+
+    window = 4
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Mixing() for _ in range(4)])
+
+    def forward(self, x):
+        mask = None
+        if torch.compiler.is_exporting() or x.shape[1] > self.window:
+            positions = torch.arange(x.shape[1])
+            mask = (positions[:, None] - positions[None, :]).abs() < self.window
+        for block in self.blocks:
+            x = block(x, mask)
+        return x
+
+
+class Mixing(nn.Module):
+    """Adds a mean over the sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, mask):
+        mixed = self.linear(x)
+        return x + (mixed.mean(1, keepdim=True) if mask is None else mask.to(x.dtype) @ mixed / mask.shape[0])
+
+
+def sentences(length):
+    torch.manual_seed(length)
+    x, target = torch.randn(2, 8, length, WIDTH, dtype=torch.float64)
+    return Batch((x,), {}, target)
+
+
+def lengthening(model=None):
+    """Sequences within the window, then longer ones, then short ones again."""
+    if model is None:
+        torch.manual_seed(0)
+        model = parallelize(Windowed().double(), sentences(3), PIPELINE, loss_fn=mean_loss)
+    found = {}
+    for length in (3, 7, 2):
+        loop_a(model, sentences(length), mean_loss)
+        found |= {f"{length} {name}": grad for name, grad in grads_of(model).items()}
+        model.zero_grad()
+    return found
+
+
+def test_a_mask_comes_with_the_sequences_that_need_it(pool):
+    torch.manual_seed(0)
+    check(pool.run(lengthening, PIPELINE.ranks, seconds=LIMIT_S), lengthening(Windowed().double()))

@@ -51,6 +51,7 @@ def capture_together(model: nn.Module, example: Any, world: World, *, verify: bo
         parts, knowledge = got
         tracer = tracers[0] if tracers else Tracer(model, device)
         tracer.learn(knowledge)
+        tracer.watch(parts[0])
         return Captured(tracer, *parts)
 
     def apart() -> tuple[Captured, Program]:
@@ -83,6 +84,7 @@ def trace_together(
     def receive(got: Any) -> tuple[Traced, Rows | None, str]:
         made, knowledge = got
         tracer.learn(knowledge)
+        tracer.watch(made[0])
         return made  # type: ignore[no-any-return]
 
     def apart() -> tuple[tuple[Traced, Rows | None, str], Program]:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ from torch import nn
 
 from partita.tracer.known import KnownValues
 from partita.tracer.objects import Snapshot, own_attributes
-from partita.tracer.signature import plain_attributes
+from partita.tracer.opaque import Observations, kept_whole
+from partita.tracer.signature import Signature
 from partita.tracer.sizes import Binding
 from partita.tracer.tree import Path, leaves
 
@@ -34,8 +36,6 @@ MAX_RUNS = 8
 
 ModelCall = Callable[[nn.Module, tuple[torch.Tensor, ...]], Any]
 
-Entered = Callable[[], contextlib.AbstractContextManager[None]]
-
 
 @dataclass(frozen=True, slots=True)
 class EagerCall:
@@ -43,11 +43,13 @@ class EagerCall:
 
     Attributes:
         path: The module's qualified name.
+        occurrence: How many calls of it came before.
         places: Where the leaves of its arguments are.
         absent: Those of them that are None.
     """
 
     path: str
+    occurrence: int
     places: tuple[Path, ...]
     absent: frozenset[Path]
 
@@ -82,14 +84,17 @@ def _run(
     """Run once; return the calls seen, and each answer that was made up with the number of calls before it."""
     seen: list[EagerCall] = []
     asked: list[int] = []
+    counts: Counter[str] = Counter()
     paths = {id(module): path for path, module in model.named_modules()}
-    given = _on_meta(tensors, [t.shape for t in tensors])  # outside of the mode: their values are not known
+    given = without_data(tensors, [t.shape for t in tensors])  # outside of the mode: their values are not known
 
     def note(module: nn.Module, args: Any, kwargs: Any) -> None:
         asked.extend([len(seen)] * (len(known.answers) - len(asked)))
         found = list(leaves((args, dict(kwargs))))
         absent = frozenset(place for place, leaf in found if leaf is None)
-        seen.append(EagerCall(paths[id(module)], tuple(place for place, _ in found), absent))
+        path = paths[id(module)]
+        seen.append(EagerCall(path, counts[path], tuple(place for place, _ in found), absent))
+        counts[path] += 1
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_left_as_it_was(model))
@@ -110,7 +115,7 @@ def _common(runs: list[list[EagerCall]]) -> tuple[EagerCall, ...]:
         if len({(c.path, c.places) for c in calls}) > 1:
             break
         absent = frozenset.intersection(*(c.absent for c in calls))
-        found.append(EagerCall(calls[0].path, calls[0].places, absent))
+        found.append(replace(calls[0], absent=absent))
     return tuple(found)
 
 
@@ -141,18 +146,18 @@ class Reconciler:
 
     Attributes:
         foreseen: The calls of the foreseen run.
-        omitted: Calls that were given None, by their number; ``absent`` says where.
+        omitted: For each call (path, occurrence) that was given None where it was.
     """
 
     foreseen: tuple[EagerCall, ...]
-    omitted: dict[int, EagerCall] = field(default_factory=dict)
+    omitted: dict[tuple[str, int], frozenset[Path]] = field(default_factory=dict)
     _at: int = 0
 
     def settle(self, path: str, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]] | None:
         """Return the arguments of the trace's next call as eager gives them, or None if they are the same."""
         if self._at >= len(self.foreseen):
             return None
-        number, eager = self._at, self.foreseen[self._at]
+        eager = self.foreseen[self._at]
         traced = dict(leaves((args, kwargs)))
         if eager.path != path or eager.places != tuple(traced):
             self._at = len(self.foreseen)
@@ -163,60 +168,51 @@ class Reconciler:
         )
         if not extra:
             return None
-        self.omitted[number] = EagerCall(path, eager.places, extra)
+        self.omitted[path, eager.occurrence] = extra
         return (
             tuple(None if (0, i) in extra else value for i, value in enumerate(args)),
             {name: None if (1, name) in extra else value for name, value in kwargs.items()},
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Foresight:
     """Whether what a capture leaves out is left out by eager for other sizes as well.
 
+    It holds no module, so that it travels with the capture; every rank asks its own skeleton.
+
     Attributes:
-        model: The skeleton that was traced.
-        call: Calls it.
-        tensors: Stand-ins of the inputs, for their dtypes and flags.
-        attributes: Plain attributes of its modules during the trace.
-        omitted: Calls that were given None, by their number; ``absent`` says where.
-        entered: Opens what has to be open while the skeleton runs.
+        signature: The call's structure.
+        inputs: Stand-ins of its tensors, for their dtypes and flags.
+        attributes: Plain attributes of the skeleton's modules during the trace.
+        omitted: For each call (path, occurrence) that was given None where it was.
+        classes: Classes that the trace kept whole.
+        observations: What is known of their results.
     """
 
-    model: nn.Module
-    call: ModelCall
-    tensors: tuple[torch.Tensor, ...]
+    signature: Signature
+    inputs: tuple[torch.Tensor, ...]
     attributes: tuple[Mapping[str, Any], ...]
-    omitted: Mapping[int, EagerCall]
-    entered: Entered
+    omitted: Mapping[tuple[str, int], frozenset[Path]]
+    classes: frozenset[type]
+    observations: Observations | None
 
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        call: ModelCall,
-        tensors: tuple[torch.Tensor, ...],
-        omitted: Mapping[int, EagerCall],
-        entered: Entered,
-    ) -> Foresight:
-        """Keep of a capture what is needed to ask again."""
-        attributes = tuple(plain_attributes(module) for module in model.modules())
-        return cls(model, call, _on_meta(tensors, [t.shape for t in tensors]), attributes, omitted, entered)
+    def agrees(self, model: nn.Module, shapes: Binding) -> bool:
+        """Whether eager leaves out, for these input shapes, what the capture leaves out.
 
-    def agrees(self, shapes: Binding) -> bool:
-        """Whether eager leaves out, for these input shapes, what the capture leaves out."""
-        tensors = _on_meta(self.tensors, shapes)
-        with self.entered(), _left_as_it_was(self.model):
-            for module, known in zip(self.model.modules(), self.attributes, strict=True):
+        Args:
+            model: A `skeleton` of the captured model, whatever its present mode.
+            shapes: Shapes of the input tensors.
+        """
+        tensors = without_data(self.inputs, shapes)
+        with kept_whole(model, set(self.classes), self.observations), _left_as_it_was(model):
+            for module, known in zip(model.modules(), self.attributes, strict=True):
                 vars(module).update(known)
-            seen = foresee(self.model, self.call, tensors)
-        return all(
-            number < len(seen) and seen[number].path == call.path and call.absent <= seen[number].absent
-            for number, call in self.omitted.items()
-        )
+            seen = {(c.path, c.occurrence): c.absent for c in foresee(model, self.signature.call, tensors)}
+        return all(places <= seen.get(call, frozenset()) for call, places in self.omitted.items())
 
 
-def _on_meta(tensors: tuple[torch.Tensor, ...], shapes: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
+def without_data(tensors: tuple[torch.Tensor, ...], shapes: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
     """Return tensors without data of other shapes."""
     return tuple(
         torch.empty(tuple(shape), dtype=t.dtype, device="meta", requires_grad=t.requires_grad)

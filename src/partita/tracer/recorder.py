@@ -23,7 +23,7 @@ from partita.tracer.objects import Snapshot, holds_tensors, own_attributes
 from partita.tracer.reconcile import EagerCall, Reconciler
 from partita.tracer.sizes import Size, SizeRules, depends_on_values, expression_of, rules_from, settled
 from partita.tracer.skeleton import named_tensors
-from partita.tracer.tree import PLAIN, Marker, map_leaves
+from partita.tracer.tree import PLAIN, Marker, Path, map_leaves
 from partita.tracer.unrolled import count_operators, count_repeated
 
 UNTRACED = "the trace cannot enter it"
@@ -102,7 +102,7 @@ class Recording:
         sizes: How sizes follow from the inputs.
         buffer_writes: Buffers that the forward replaced by another tensor: qualified name to node name.
         settle: Turns a symbolic or plain size into an expression, with everything the trace learnt about sizes applied.
-        omitted: Calls that were given None because eager gives it, by their number.
+        omitted: For each call (path, occurrence) that was given None, because eager gives it, where it was.
         assumed: Values that the forward read.
         stored: Attributes by module path that the forward left tensors, or filled lists, dicts and objects, in.
     """
@@ -119,7 +119,7 @@ class Recording:
     settle: Callable[[Any], sympy.Basic]
     assumed: tuple[Assumption, ...] = ()
     stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    omitted: Mapping[int, EagerCall] = field(default_factory=dict)
+    omitted: Mapping[tuple[str, int], frozenset[Path]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -59,7 +59,8 @@ class SizeRules:
         conditions: Relations that must hold for the capture to be valid.
         lower: Smallest value of each symbol for which the capture is valid.
         upper: Largest value of each symbol, where there is one.
-        also: Says for input shapes that meet all this whether the capture is valid for them, or None.
+        also: Says for input shapes that meet all this whether the capture is valid for them, or None; it asks the
+            process' own copy of the model, so it does not travel.
     """
 
     axes: tuple[tuple[sympy.Basic, ...], ...]
@@ -70,6 +71,10 @@ class SizeRules:
     _refused: set[Binding] = field(default_factory=set)
     _values: dict[Binding, dict[sympy.Symbol, int]] = field(default_factory=dict)
     _numbers: dict[tuple[Binding, sympy.Basic], Any] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return everything but `also`."""
+        return {**vars(self), "also": None}
 
     def bind(self, shapes: Binding) -> dict[sympy.Symbol, int] | None:
         """Return the symbols' values for these input shapes, or None if the capture does not hold for them."""

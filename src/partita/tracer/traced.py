@@ -7,6 +7,7 @@ model as one block.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from partita.tracer.fold import Folded, fold
 from partita.tracer.hooks import check_no_global_hooks
 from partita.tracer.opaque import Observations, kept_whole, observe
 from partita.tracer.program import Program, refs
-from partita.tracer.reconcile import Entered, Foresight
+from partita.tracer.reconcile import Foresight, without_data
 from partita.tracer.record import record
 from partita.tracer.recorder import Assumption, Recording, Ref
 from partita.tracer.rows import CoupledError, Join, RowAnalysis
@@ -87,6 +88,7 @@ class Traced:
         tied: Input axes that were taken to have one size.
         results: What the tensors of the result look like (unknown for a model kept whole).
         paths: Paths of all modules whose own code is part of the capture.
+        foresight: What to ask about other sizes, if something was left out that only a trace makes.
     """
 
     signature: Signature
@@ -98,6 +100,7 @@ class Traced:
     tied: tuple[tuple[int, int], ...] = ()
     results: Mapping[str, ResultSpec] = field(default_factory=dict)
     paths: frozenset[str] = frozenset()
+    foresight: Foresight | None = None
     _rows: dict[tuple[int, int], Rows] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -218,6 +221,25 @@ class Tracer:
         """Take over the `knowledge` of another rank's tracer."""
         self.stateful, self.opaque, self.reading, self.observations = knowledge
 
+    def watch(self, traced: Traced) -> None:
+        """Let a capture hold only for sizes for which eager leaves out what it leaves out."""
+        if traced.foresight is not None:
+            traced.program.sizes.also = functools.partial(traced.foresight.agrees, self.model)
+
+    def _foresight(
+        self, signature: Signature, tensors: tuple[torch.Tensor, ...], recording: Recording
+    ) -> Foresight | None:
+        if not recording.omitted:
+            return None
+        return Foresight(
+            signature=signature,
+            inputs=without_data(tensors, [t.shape for t in tensors]),
+            attributes=tuple(plain_attributes(module) for module in self.model.modules()),
+            omitted=recording.omitted,
+            classes=frozenset(self.opaque),
+            observations=self.observations,
+        )
+
     def follow(self, model: nn.Module) -> None:
         """Take over the training flags, plain attributes and trainability of the live model."""
         for mine, live in zip(self.model.modules(), model.modules(), strict=True):
@@ -266,7 +288,7 @@ class Tracer:
                 if not self._give_up_on(error, signature, tensors, live):
                     break
             else:
-                return Traced(
+                traced = Traced(
                     signature,
                     shapes,
                     folded.program,
@@ -275,7 +297,10 @@ class Tracer:
                     tied=tied,
                     results=_result_specs(folded.program, recording, folded),
                     paths=folded.paths,
+                    foresight=self._foresight(signature, tensors, recording),
                 )
+                self.watch(traced)
+                return traced
         if not whole:
             raise refusals[0]
         return self.whole(signature, tensors, str(refusals[0]))
@@ -302,15 +327,10 @@ class Tracer:
         reading: Reading,
     ) -> tuple[Folded, Recording]:
         check_no_global_hooks()
-        classes, observations = set(self.opaque), self.observations
-        with kept_whole(self.model, classes, observations):
+        with kept_whole(self.model, set(self.opaque), self.observations):
             recording = record(
                 self.model, tensors, signature.call, self.device, tied=tied, stateful=self.stateful, reading=reading
             )
-        if recording.omitted:
-            entered: Entered = lambda: kept_whole(self.model, classes, observations)  # noqa: E731
-            foresight = Foresight.of(self.model, signature.call, tensors, recording.omitted, entered)
-            recording.sizes.also = foresight.agrees
         changed = frozenset() if self.observations is None else self.observations.changed
         return fold(recording, self.model, names, changed), recording
 

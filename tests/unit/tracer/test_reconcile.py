@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from partita.tracer.capture import capture_model
 from partita.tracer.known import KnownValues, UnknownValueError
+from partita.tracer.portable import pack, unpack
 from partita.tracer.reconcile import MAX_RUNS, foresee
 from partita.tracer.signature import signature_of
 from partita.tracer.skeleton import skeleton
@@ -210,6 +211,16 @@ def test_a_dropped_mask_in_training_says_nothing_about_eval():
     assert None not in given_masks(evaluated)
     assert trained.program.sizes.holds(((6, 9, WIDTH),)), "the mode of the trace counts, not that of today"
     assert not tracer.model.training
+
+
+def test_the_question_about_other_sizes_travels_with_the_capture():
+    signature, tensors = signature_of((words(),), {})
+    made = Tracer(Stack(windowed), "cpu").trace(signature, tensors)
+    received = unpack(pack(made, signature), signature)
+    Tracer(Stack(windowed), "cpu").watch(received)
+    assert given_masks(received) == [None, None]
+    assert received.program.sizes.holds(((3, WINDOW - 1, WIDTH),))
+    assert not received.program.sizes.holds(((6, WINDOW, WIDTH),))
 
 
 def test_the_rows_are_still_found():
