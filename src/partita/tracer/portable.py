@@ -14,6 +14,7 @@ import pickle
 from typing import Any
 
 import torch
+from torch import fx
 
 from partita.tracer.program import Program, Step
 from partita.tracer.recorder import Ref
@@ -55,6 +56,9 @@ class _Pickler(pickle.Pickler):
             return _operator, (value._schema.name, value._overloadname)
         if isinstance(value, torch._ops.HigherOrderOperator):
             return _higher_order, (value.name(),)
+        if isinstance(value, fx.GraphModule):  # a body of a control-flow operator: its code says everything
+            rebuild, (state, imports) = value.__reduce__()
+            return rebuild, ({k: v for k, v in state.items() if k not in {"_tracer_cls", "meta"}}, imports)
         return NotImplemented
 
 
@@ -100,7 +104,7 @@ def unpack(data: bytes, signature: Signature) -> Any:
     unpickler = _Unpickler(io.BytesIO(data), signature)
     try:
         return unpickler.load()
-    except (pickle.UnpicklingError, AttributeError, ImportError, IndexError) as error:
+    except Exception as error:  # whatever a class says when it cannot be made here
         raise CannotTravelError(str(error)) from error
 
 
