@@ -4,16 +4,18 @@
 value follows from the call's inputs alone, it is computed from the example, the trace goes on with it, and the
 operators that give it become part of the capture: before each call they are computed again, and a call with another
 value is captured anew.  What depends on parameters or on other values of the model cannot be known before the call and
-is not assumed.
+is not assumed; only checks that raise (`partita.tracer.checks`) may look at it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import operator
+import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from partita.tracer.checks import passing_answer
 from partita.tracer.nodes import is_mutable, is_opaque, is_random
 from partita.tracer.program import Environment, Program
 from partita.tracer.recorder import Assumption, Recorder, Ref
@@ -66,7 +69,7 @@ class Reading:
 
     def mode(self, recorder: Recorder, given: tuple[torch.Tensor, ...]) -> contextlib.AbstractContextManager[Any]:
         """Return the mode in which the traced forward runs."""
-        return contextlib.nullcontext() if self.level == "nothing" else ValueReads(recorder, given, self)
+        return ValueReads(recorder, given, self)
 
 
 class ValueReads(TorchFunctionMode):
@@ -82,22 +85,24 @@ class ValueReads(TorchFunctionMode):
         super().__init__()
         self._recorder = recorder
         self._given = given
-        self._asked = _TRUTHS if reading.level == "truths" else _TRUTHS | _NUMBERS
+        self._level = reading.level
         self._known = reading.known
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Answer a question about values; leave everything else to torch."""
-        if (func in self._asked or _is_truth(func, args)) and get_proxy_mode() is not None:
-            answer = self._answer(func, args, dict(kwargs or {}))
-            if answer is not _UNKNOWN:
-                return answer
-        return func(*args, **(kwargs or {}))
+        answer = _UNKNOWN
+        truth = func in _TRUTHS or _is_truth(func, args)
+        if (truth or func in _NUMBERS) and any(isinstance(a, FakeTensor) for a in args) and _tracing():
+            if truth:
+                answer = _checked(args, sys._getframe(1))
+            if answer is _UNKNOWN and (self._level == "numbers" or (truth and self._level == "truths")):
+                answer = self._assumed(func, args, dict(kwargs or {}))
+        return func(*args, **(kwargs or {})) if answer is _UNKNOWN else answer
 
-    def _answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.compiler.is_dynamo_compiling() or not any(isinstance(a, FakeTensor) for a in args):
-            return _UNKNOWN
+    def _assumed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a value of the inputs from the example."""
         recorder = self._recorder
         template = map_leaves(recorder.leaf, (args, kwargs))
         nodes = slice_of(list(recorder.tracer.graph.nodes), _names(recorder, (args, kwargs)), recorder.inputs)
@@ -137,6 +142,19 @@ class ValueReads(TorchFunctionMode):
 
         given, named = map_leaves(lambda _path, leaf: values[leaf.name] if isinstance(leaf, Ref) else leaf, operands)
         return func(*given, **named)
+
+
+def _tracing() -> bool:
+    return get_proxy_mode() is not None and not torch.compiler.is_dynamo_compiling()
+
+
+def _checked(args: tuple[Any, ...], frame: FrameType) -> Any:
+    """Go on as if a check of values held, and leave an operator that sees to it."""
+    answer = passing_answer(frame) if len(args) == 1 else None
+    if answer is None:
+        return _UNKNOWN
+    torch.ops.partita.expect(args[0], answer, f"{frame.f_code.co_filename}:{frame.f_lineno}")
+    return answer
 
 
 def _is_truth(func: Any, args: tuple[Any, ...]) -> bool:

@@ -28,6 +28,7 @@ from partita.tracer.nodes import (
     body_of,
     depends_on_data,
     differentiable_nodes,
+    is_check,
     is_mutable,
     is_opaque,
     is_random,
@@ -371,6 +372,7 @@ class _Folder:
             grad_enabled=self.regions[i][0],
             autocast=self.regions[i][1],
             random=is_random(node),
+            check=is_check(node),
         )
 
     @staticmethod
@@ -390,7 +392,13 @@ class _Folder:
     def _is_free(self, node: fx.Node, reads: list[str], moved: tuple[Any, ...]) -> bool:
         """Whether an operator is cheap and pure, and computed from inputs, constants and other such values only."""
         given = {*self.recording.inputs, *self.recording.constants} - self.recording.trainable
-        cheap = packet(node.target) not in _COSTLY and not is_control(node) and not is_random(node) and not moved
+        cheap = (
+            not is_check(node)
+            and packet(node.target) not in _COSTLY
+            and not is_control(node)
+            and not is_random(node)
+            and not moved
+        )
         settled = not self.moved_later.intersection([*reads, node.name])
         return cheap and settled and all(name in given or name in self.free for name in reads)
 
@@ -524,7 +532,7 @@ def _needed(steps: list[Step], wanted: set[str]) -> list[Step]:
     kept: list[Step] = []
     wanted = set(wanted)
     for step in reversed(steps):
-        if step.kind == "call" or step.moved or wanted & set(step.writes):
+        if step.kind == "call" or step.moved or step.check or wanted & set(step.writes):
             kept.append(step)
             wanted |= set(step.reads)
     kept.reverse()

@@ -85,6 +85,11 @@ def is_opaque(node: fx.Node) -> bool:
     return node.op == "call_function" and str(node.target) == "partita.opaque.default"
 
 
+def is_check(node: fx.Node) -> bool:
+    """Whether an operator looks at a value, and raises or does nothing."""
+    return node.op == "call_function" and str(node.target) == "partita.expect.default"
+
+
 def is_random(node: fx.Node) -> bool:
     """Whether an operator draws random numbers with its recorded arguments."""
     if not isinstance(node.target, torch._ops.OpOverload):

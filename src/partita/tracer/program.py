@@ -40,6 +40,7 @@ class Step:
         autocast: Autocast regions of the model itself: (device type, enabled, dtype).
         random: Draws random numbers.
         replicable: Cheap, pure, computed from inputs and constants only: every stage that needs it may recompute it.
+        check: Only looks at a value, and raises or does nothing.
         recompute: It keeps no activations, as the model's own code says, and runs again before its backward.
     """
 
@@ -60,6 +61,7 @@ class Step:
     random: bool = False
     replicable: bool = False
     recompute: bool = False
+    check: bool = False
 
 
 @dataclass(eq=False)

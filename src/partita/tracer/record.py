@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from partita.errors import CaptureError
 from partita.tracer.assume import Reading
+from partita.tracer.caches import forgetful
 from partita.tracer.fakes import register_fakes
 from partita.tracer.lean import lean_tracing
 from partita.tracer.reconcile import foresee
@@ -150,6 +151,7 @@ def _trace(
         with (
             quiet(),
             lean_tracing(),
+            forgetful(model),
             restored_attributes(recorder, settle=settle),
             hooked(recorder),
             patched_functions(recorder),

@@ -94,7 +94,7 @@ rand randn randint randperm rand_like randn_like randint_like normal uniform ber
 poisson log_normal geometric cauchy normal_functional
 """
 _NOTHING = """
-item _local_scalar_dense _assert_tensor_metadata _assert_async _assert_scalar sym_size sym_numel sym_stride
+item _local_scalar_dense expect _assert_tensor_metadata _assert_async _assert_scalar sym_size sym_numel sym_stride
 sym_storage_offset sym_constrain_range sym_constrain_range_for_size size stride numel dim is_floating_point getitem
 _shape_as_tensor is_same_size record_stream
 """

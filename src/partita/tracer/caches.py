@@ -1,0 +1,90 @@
+"""Memories that outlive a trace: caches of functions, and tables that modules and classes keep.
+
+A user's ``functools.lru_cache`` around a function that makes a tensor, or a global table of masks by length, would keep
+what it got while tracing, a tensor without values, and hand it to the real model later: wrong numbers, without an error
+where the tensor is an index.  What such memories learn while the model runs without values is forgotten again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+_NOT_THE_USERS = ("torch", "sympy", "mpmath", "numpy", "partita", "functools", "re", "typing", "inspect", "importlib")
+
+
+def _is_users(module: str | None) -> bool:
+    return str(module).partition(".")[0] not in _NOT_THE_USERS
+
+
+def _caches() -> list[Any]:
+    """Return every live function cache that may belong to a model."""
+    kind = type(functools.lru_cache(_is_users))
+    return [o for o in gc.get_objects() if type(o) is kind and _is_users(o.__module__)]
+
+
+def _tables(model: nn.Module) -> list[tuple[Any, str, Any, Any]]:
+    """Return the tables, tensors and empty places of the classes of a model and of the files they are written in.
+
+    Returns:
+        For each its owner (a module or class), its name there, itself, and a copy of what it holds.
+    """
+    classes = {base for m in model.modules() for base in type(m).__mro__ if _is_users(base.__module__)}
+    owners = [*classes, *{id(f): f for c in classes if (f := sys.modules.get(c.__module__)) is not None}.values()]
+    found = []
+    for owner in owners:
+        for name, value in list(vars(owner).items()):
+            if not name.startswith("__") and isinstance(value, dict | list | torch.Tensor | None):
+                found.append((owner, name, value, value.copy() if isinstance(value, dict | list) else None))
+    return found
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether a table, or a table in it, holds a tensor."""
+    if isinstance(value, dict | list | tuple):
+        return any(_holds_tensors(inner) for inner in (value.values() if isinstance(value, dict) else value))
+    return isinstance(value, torch.Tensor)
+
+
+def _put_back(owner: Any, name: str, value: Any, held: Any) -> None:
+    """Restore a table or a name if it has got tensors."""
+    now = vars(owner).get(name)
+    if now is not value and _holds_tensors(now):
+        setattr(owner, name, value)
+    if held is None or not _holds_tensors(value):
+        return
+    if isinstance(value, dict) and not (value.keys() == held.keys() and all(value[k] is held[k] for k in held)):
+        value.clear()
+        value.update(held)
+    elif isinstance(value, list) and not (len(value) == len(held) and all(map(_same, value, held))):
+        value[:] = held
+
+
+def _same(first: Any, second: Any) -> bool:
+    return first is second
+
+
+@contextlib.contextmanager
+def forgetful(model: nn.Module) -> Iterator[None]:
+    """Forget what caches and tables learn inside.
+
+    Args:
+        model: Its classes, and the files they are written in, are looked at; caches of functions are found anywhere.
+    """
+    before = {id(cache): cache.cache_info().misses for cache in _caches()}
+    tables = _tables(model)
+    try:
+        yield
+    finally:
+        for cache in _caches():
+            if cache.cache_info().misses != before.get(id(cache), 0):
+                cache.cache_clear()
+        for owner, name, value, held in tables:
+            _put_back(owner, name, value, held)
