@@ -312,6 +312,11 @@ def test_a_slice_is_free_forward_and_fills_a_gradient_backward():
     assert (cost.bytes, cost.backward_bytes) == (0, x.bytes + y.bytes)
 
 
+def test_a_slice_that_takes_everything_is_free_both_ways():
+    x = tensor("x", 64, 8)
+    assert price("slice", (x,), (tensor("y", 64, 8, storage="x"),)).backward_bytes == 0
+
+
 def test_an_embedding_reads_what_it_picks_not_its_table():
     table, ids = weight("w", 50_000, 16), tensor("i", 2, 3, dtype="int64", grad=False, role="input")
     out = tensor("y", 2, 3, 16)

@@ -11,9 +11,14 @@ def view(call: OpCall) -> OpPrice:
 
 
 def part(call: OpCall) -> OpPrice:
-    """``slice, select`` …: a free view, whose backward fills a whole gradient with zeros and copies the part."""
+    """``slice, select`` …: a free view, whose backward fills a whole gradient with zeros and copies the part.
+
+    One that takes everything is free both ways: torch leaves it out wherever it does not trace.
+    """
     if not call.is_view:
         return movement(call)
+    if call.name == "slice" and call.writes and call.reads[0].shape == call.writes[0].shape:
+        return OpPrice(kind="view")
     return OpPrice(kind="view", backward_bytes=call.grads_bytes())
 
 
