@@ -1,7 +1,8 @@
 """What an operator costs at given shapes: one registry from its name to its formula.
 
 The formulas stand in `partita.cost.ops`, by kind. An operator without one is priced as its operands and results moved
-once, marked ``"unknown"`` and listed by the caller: it is never guessed to be something it is not.
+once, marked ``"unknown"`` and listed by the caller: it is never guessed to be something it is not. An operator of
+another namespace has a formula only if its name and its shapes say the same (`dense.is_grouped_product`).
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from partita.cost.ops.call import Formula, OpCall, OpPrice, streaming
-from partita.cost.ops.dense import DENSE, math_attention_bytes
+from partita.cost.ops.dense import DENSE, grouped_product, is_grouped_product, math_attention_bytes
 from partita.cost.ops.elementwise import ELEMENTWISE
 from partita.cost.ops.layout import LAYOUT
+from partita.cost.ops.numeric import NUMERIC
 from partita.ir.graph import ITEM_SIZE, Op, TensorSpec
 
 __all__ = ["FORMULAS", "OpPrice", "cpu_workspace", "packet_name", "price_op"]
 
-FORMULAS: dict[str, Formula] = {**LAYOUT, **ELEMENTWISE, **DENSE}
+FORMULAS: dict[str, Formula] = {**LAYOUT, **ELEMENTWISE, **NUMERIC, **DENSE}
 """Formula by operator name, without namespace, overload and the underscore of in-place variants."""
 
 _HIGHER_ORDER = """
@@ -81,13 +83,13 @@ def price_op(
     if namespace == "higher_order" or (namespace == "" and name in _HIGHER_ORDER):
         return streaming(call, "opaque", saved=call.reads)
     known = namespace in {"", "aten", "_operator", "prims"}
-    formula = FORMULAS.get(name) if known else None
+    formula = FORMULAS.get(name) if known else grouped_product if is_grouped_product(call) else None
     if formula is None or (not call.reads and name in _NEEDS_OPERAND):
         return streaming(call, "unknown", saved=call.reads)
     return formula(call)
 
 
-_NEEDS_OPERAND = frozenset(name for name in FORMULAS if name in DENSE or name in ELEMENTWISE)
+_NEEDS_OPERAND = frozenset(name for name in FORMULAS if name in {**DENSE, **ELEMENTWISE, **NUMERIC})
 
 
 def cpu_workspace(op: Op, tensors: Mapping[str, TensorSpec]) -> int:

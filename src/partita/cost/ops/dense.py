@@ -6,7 +6,9 @@ The backward of a product needs one product of the same size for each factor tha
 
 from __future__ import annotations
 
-from math import ceil, prod
+import re
+from dataclasses import replace
+from math import ceil, isqrt, prod
 
 from partita.cost.ops.call import (
     FLOAT_BYTES,
@@ -75,6 +77,51 @@ def matmul_added(call: OpCall) -> OpPrice:
     return product(call, "matmul", 2 * left.numel * columns, (left, right))
 
 
+def tensordot(call: OpCall) -> OpPrice:
+    """``tensordot``: with I x K and K x J to I x J the sizes' product is the square of I J K."""
+    if len(call.reads) < 2:
+        return streaming(call, "matmul", saved=call.reads)
+    left, right = call.reads[:2]
+    return product(call, "matmul", 2 * isqrt(left.numel * right.numel * _results(call)), (left, right))
+
+
+def chain(call: OpCall) -> OpPrice:
+    """``linalg_multi_dot, chain_matmul``: from left to right (torch looks for the cheapest order)."""
+    rows = call.reads[0].shape[0] if call.reads and call.reads[0].shape else 1
+    flops = sum(2 * rows * tensor.numel for tensor in call.reads[1:])
+    price = streaming(call, "matmul", flops=flops, saved=call.reads)
+    return replace(price, backward_flops=2 * flops if call.needs_grad else 0)
+
+
+def grouped_product(call: OpCall) -> OpPrice:
+    """``_grouped_mm`` and its like: a product per group of rows, and each row meets the matrix of one group only.
+
+    Both factors flat (rows x left, rows x right) give one matrix per group; then the rows are what is contracted.
+    """
+    if len(call.reads) < 2:
+        return streaming(call, "matmul", saved=call.reads)
+    left, right = call.reads[:2]
+    flat = len(left.shape) == len(right.shape) == 2
+    flops = 2 * left.numel * right.shape[-1] if flat else 2 * _results(call) * (left.shape[-1] if left.shape else 1)
+    price = product(call, "matmul", flops, (left, right))
+    offsets = [tensor for tensor in call.reads[2:] if not is_floating(tensor)]
+    return replace(price, saved=(*price.saved, *ids(offsets)) if price.saved else ())
+
+
+def is_grouped_product(call: OpCall) -> bool:
+    """Return whether an operator of any namespace multiplies by groups: its name says so and its shapes agree."""
+    if not _GROUPED.search(call.name) or len(call.reads) < 3 or not call.writes:
+        return False
+    left, right, result = call.reads[0], call.reads[1], call.writes[0]
+    shapes = tuple(len(tensor.shape) for tensor in (left, right, result))
+    return shapes in _GROUPED_DIMS and left.shape[-1] in right.shape[-2:] and result.shape[-1] in right.shape[-2:]
+
+
+_GROUPED = re.compile(r"(^|_)(grouped_(mm|gemm|matmul)|gmm)(?!.*backward)(_|$)")
+_GROUPED_DIMS = {(2, 3, 2), (3, 2, 2), (3, 3, 3)}
+"""Dims of the factors and the result: rows by matrices, matrices by columns, pairs."""
+
+
 def outer(call: OpCall) -> OpPrice:
     """``outer, ger``: one multiplication for each result."""
     left, right = call.reads[0], call.reads[min(1, len(call.reads) - 1)]
@@ -89,7 +136,7 @@ def bilinear(call: OpCall) -> OpPrice:
     rows = left.numel // max(1, left.shape[-1])
     flops = 2 * rows * weight.numel
     price = streaming(call, "matmul", flops=flops, saved=call.reads[:3])
-    return _with_backward_flops(price, 3 * flops if call.needs_grad else 0)
+    return replace(price, backward_flops=3 * flops if call.needs_grad else 0)
 
 
 def einsum(call: OpCall) -> OpPrice:
@@ -103,7 +150,7 @@ def einsum(call: OpCall) -> OpPrice:
         return streaming(call, "reduction", flops=call.widest)
     flops = 2 * (len(call.reads) - 1) * _results(call) * contracted
     price = streaming(call, "matmul", flops=flops, saved=call.reads)
-    return _with_backward_flops(price, 2 * flops if call.needs_grad else 0)
+    return replace(price, backward_flops=2 * flops if call.needs_grad else 0)
 
 
 def convolution(call: OpCall) -> OpPrice:
@@ -111,6 +158,9 @@ def convolution(call: OpCall) -> OpPrice:
     if len(call.reads) < 2:
         return streaming(call, "convolution")
     source, weight = call.reads[0], call.reads[1]
+    if call.name == "conv_tbc":  # the one whose weight is (*kernel, in, out)
+        flops = 2 * _results(call) * prod(weight.shape[:-1])
+        return product(call, "convolution", flops, (source, weight))
     transposed = "transpose" in call.name or call.flag("transposed")
     # A weight is (out, in / groups, *kernel); transposed it is (in, out / groups, *kernel), used per input position.
     positions = source.numel if transposed else _results(call)
@@ -141,7 +191,7 @@ def attention(call: OpCall) -> OpPrice:
     workspace = rows * FLOAT_BYTES if fused else kept
     saved = (query, key, value, *call.reads[3:4], *call.writes[:1]) if fused else (value,)
     passes = 0 if fused else 4 * scores * element  # the scores are written, normalised (read, written) and read
-    backward_flops = (flops // 2) * 5 if fused else 2 * flops
+    backward_flops = 3 * half + 2 * other_half if fused else 2 * flops
     return OpPrice(
         kind="attention",
         flops=flops,
@@ -183,14 +233,16 @@ def recurrent(call: OpCall) -> OpPrice:
     """
     source = call.reads[0]
     steps = source.numel // max(1, source.shape[-1] if source.shape else 1)
-    matrices = [tensor for tensor in call.reads[1:] if len(tensor.shape) == 2 and tensor.role == "parameter"]
+    # The states come first: two for an LSTM, one for the others. A weight need not be a parameter (weight_norm).
+    floating = [tensor for tensor in call.reads[1:] if is_floating(tensor)][2 if "lstm" in call.name else 1 :]
+    matrices = [tensor for tensor in floating if len(tensor.shape) == 2]
     flops = 2 * steps * sum(matrix.numel for matrix in matrices)
     gates = sum(matrix.shape[0] for matrix in matrices) // 2  # a layer has two matrices of as many rows as gates
     workspace = ceil(steps * gates * _KEPT_BY_GATE.get(call.name, 2.0)) * ITEM_SIZE[source.dtype]
     price = streaming(call, "scan", flops=flops, saved=(source, *matrices, *call.writes[:1]), workspace=workspace)
     # The gradient of the state flows back through every step, whether or not the input needs one.
     num_products = 1 + any(matrix.requires_grad for matrix in matrices) if call.needs_grad else 0
-    return _with_backward_flops(price, num_products * flops)
+    return replace(price, backward_flops=num_products * flops)
 
 
 _KEPT_BY_GATE = {"lstm": 17 / 4, "gru": 8 / 3}
@@ -210,20 +262,11 @@ def _results(call: OpCall) -> int:
     return call.writes[0].numel if call.writes else 0
 
 
-def _with_backward_flops(price: OpPrice, backward_flops: int) -> OpPrice:
-    return OpPrice(
-        kind=price.kind,
-        flops=price.flops,
-        backward_flops=backward_flops,
-        bytes=price.bytes,
-        backward_bytes=price.backward_bytes,
-        saved=price.saved,
-        workspace=price.workspace,
-    )
-
-
 def _contracted(equation: str, operands: tuple[TensorSpec, ...]) -> int:
-    """Return the product of the sizes that an einsum equation sums over (1 if the equation is not known)."""
+    """Return the product of the sizes over which operands are multiplied and summed (1 if the equation is not known).
+
+    What one operand has alone and the result has not is summed before the product.
+    """
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(operands):
@@ -236,18 +279,22 @@ def _contracted(equation: str, operands: tuple[TensorSpec, ...]) -> int:
         sizes.update(labelled)
     if not arrow:
         right = "".join(label for label in sizes if left.count(label) == 1)
-    return prod(size for label, size in sizes.items() if label not in right)
+    return prod(size for label, size in sizes.items() if label not in right and left.count(label) > 1)
 
 
 DENSE: dict[str, Formula] = {
-    **named(matmul, "linear matmul mm bmm mv dot vdot inner _scaled_mm _grouped_mm"),
-    **named(matmul_added, "addmm baddbmm addbmm addmv"),
+    **named(matmul, "linear matmul mm bmm mv dot vdot inner linalg_matmul _int_mm _scaled_mm"),
+    "tensordot": tensordot,
+    **named(chain, "linalg_multi_dot chain_matmul"),
+    **named(grouped_product, "_grouped_mm _scaled_grouped_mm grouped_mm"),
+    **named(matmul_added, "addmm baddbmm addbmm addmv _addmm_activation"),
     **named(outer, "outer ger addr kron"),
     "bilinear": bilinear,
     "einsum": einsum,
     **named(
         convolution,
-        "conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d",
+        "conv1d conv2d conv3d convolution _convolution conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc "
+        "_conv_depthwise2d conv_depthwise3d slow_conv3d thnn_conv2d mkldnn_convolution cudnn_convolution",
     ),
     **named(
         attention,
@@ -255,7 +302,7 @@ DENSE: dict[str, Formula] = {
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
         "_scaled_dot_product_cudnn_attention",
     ),
-    **named(recurrent, "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell"),
+    **named(recurrent, "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"),
     **named(multi_head, "_native_multi_head_attention _transformer_encoder_layer_fwd"),
 }
 """Formula by operator name."""

@@ -76,6 +76,24 @@ def dropout(call: OpCall) -> OpPrice:
     return streaming(call, "random", flops=call.elements, workspace=call.elements)
 
 
+def distances(call: OpCall) -> OpPrice:
+    """``cdist, pairwise_distance``: three operations for each pair of numbers; operands and result."""
+    width = call.reads[0].shape[-1] if call.reads and call.reads[0].shape else 1
+    pairs = max(call.widest, width * call.elements if "cdist" in call.name or "pdist" in call.name else 0)
+    return streaming(call, "reduction", flops=3 * pairs, saved=(*call.reads, *call.writes))
+
+
+def weight_norm(call: OpCall) -> OpPrice:
+    """``_weight_norm``: direction, magnitude, and the norms, one for each magnitude."""
+    inner = call.reads[1].bytes if len(call.reads) > 1 and len(call.writes) < 2 else 0
+    return streaming(call, "norm", flops=4 * call.widest, saved=(*call.reads, *call.writes[1:]), workspace=inner)
+
+
+def segment_reduce(call: OpCall) -> OpPrice:
+    """``segment_reduce``: operand, result and what tells the segments."""
+    return streaming(call, "reduction", flops=call.widest, saved=(*call.reads, *call.writes))
+
+
 def softmax(call: OpCall) -> OpPrice:
     """``softmax, log_softmax``: five operations per element; the result is kept."""
     return streaming(call, "norm", flops=5 * call.elements, saved=call.writes[:1])
@@ -223,15 +241,20 @@ eq ne lt le gt ge equal isclose isnan isinf isfinite isneginf isposinf is_nonzer
 logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor
 bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__ __iand__ __ior__
 real imag conj heaviside signbit nextafter searchsorted bucketize isin deg2rad rad2deg fill zero
+negative fix greater greater_equal less less_equal not_equal isreal gcd lcm frexp
 """
 _OPERAND = """
 gelu silu sin cos tan asin acos atan sinh cosh log log2 log10 log1p abs absolute square leaky_relu elu celu selu
 softplus hardswish hardsigmoid hardtanh relu6 mish erf erfc log_sigmoid logsigmoid clamp clamp_min clamp_max clip
 softsign hardshrink softshrink tanhshrink threshold glu nan_to_num xlogy digamma lgamma i0 sinc angle view_as_complex
-polar special_expit native_gelu logit
+polar special_expit native_gelu logit acosh asinh atanh arccos arccosh arcsin arcsinh arctan arctanh erfinv polygamma
+mvlgamma igamma igammac special_erf special_erfc special_erfinv special_gammaln special_digamma special_log1p special_i0
+special_ndtr special_ndtri special_log_ndtr special_entr special_xlogy special_logit special_sinc
 """
-_OPERANDS = "maximum minimum fmax fmin atan2 hypot prelu _prelu_kernel dist cdist cosine_similarity copysign"
-_RESULT = "relu tanh sigmoid exp exp2 expm1 sqrt rsqrt reciprocal rrelu"
+_OPERANDS = """
+maximum minimum fmax fmin atan2 arctan2 hypot prelu _prelu_kernel copysign logaddexp logaddexp2 ldexp cross linalg_cross
+"""
+_RESULT = "relu tanh sigmoid exp exp2 expm1 sqrt rsqrt reciprocal rrelu special_exp2 special_expm1"
 
 ELEMENTWISE: dict[str, Formula] = {
     **named(keeps_nothing, _NOTHING),
@@ -244,8 +267,19 @@ ELEMENTWISE: dict[str, Formula] = {
     **named(power, "pow float_power"),
     **named(multiply_add, "addcmul addcdiv lerp"),
     **named(dropout, "dropout native_dropout feature_dropout alpha_dropout feature_alpha_dropout _fused_dropout"),
-    **named(softmax, "softmax _softmax log_softmax _log_softmax softmin _safe_softmax"),
-    "logsumexp": logsumexp,
+    **named(
+        softmax,
+        "softmax _softmax log_softmax _log_softmax softmin _safe_softmax special_softmax "
+        "special_log_softmax _masked_softmax",
+    ),
+    **named(logsumexp, "logsumexp special_logsumexp"),
+    **named(
+        distances,
+        "cdist _cdist_forward _euclidean_dist dist pdist _pdist_forward pairwise_distance "
+        "cosine_similarity linalg_vecdot",
+    ),
+    **named(weight_norm, "_weight_norm _weight_norm_interface"),
+    "segment_reduce": segment_reduce,
     **named(layer_norm, "layer_norm native_layer_norm"),
     **named(rms_norm, "rms_norm _fused_rms_norm"),
     **named(group_norm, "group_norm native_group_norm instance_norm"),
@@ -257,16 +291,17 @@ ELEMENTWISE: dict[str, Formula] = {
     **named(
         reduction,
         "sum mean nansum nanmean any all argmax argmin count_nonzero trace sum_to_size bincount histc unique "
-        "unique2 _unique2 unique_consecutive unique_dim nonzero nonzero_numpy masked_select",
+        "unique2 _unique2 unique_consecutive unique_dim unique_dim_consecutive nonzero nonzero_numpy masked_select "
+        "_is_all_true _is_any_true argwhere histogram trapezoid trapz cumulative_trapezoid",
     ),
     **named(
         reduction_keeps_operand,
         "norm linalg_vector_norm linalg_norm linalg_matrix_norm frobenius_norm var std var_mean std_mean prod "
-        "cumprod logcumsumexp renorm",
+        "cumprod logcumsumexp renorm norm_except_dim linalg__powsum cov corrcoef",
     ),
     **named(reduction_keeps_indices, "max min amax amin aminmax median nanmedian kthvalue mode cummax cummin"),
     "cumsum": cumulative,
-    **named(sort, "sort topk argsort msort"),
+    **named(sort, "sort topk argsort msort quantile nanquantile"),
     "cross_entropy_loss": cross_entropy,
     **named(loss_keeps_targets, "nll_loss nll_loss2d nll_loss_nd nll_loss_forward nll_loss2d_forward"),
     **named(
@@ -277,7 +312,7 @@ ELEMENTWISE: dict[str, Formula] = {
     **named(
         composite_loss,
         "hinge_embedding_loss margin_ranking_loss cosine_embedding_loss triplet_margin_loss poisson_nll_loss "
-        "multi_margin_loss multilabel_margin_loss ctc_loss _ctc_loss",
+        "multi_margin_loss multilabel_margin_loss",
     ),
     **named(
         average_pool,
