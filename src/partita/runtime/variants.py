@@ -174,6 +174,8 @@ class Variants:
     def _trace(self, signature: Signature, tensors: tuple[torch.Tensor, ...]) -> tuple[Traced, Rows | None, str]:
         """Trace a new call; return its rows or None, and why there are none."""
         self._tracer.follow(self._live)
+        if self._base.kept_whole:  # whatever was wrong with the example's capture may be wrong with others
+            return self._tracer.whole(signature, tensors, self._base.refusal), None, self._base.refusal
         familiar = signature.key == self._base.signature.key
         alone = len(self._plan.stages) == 1
         traced = self._tracer.trace(signature, tensors, tied=self._base.tied if familiar else (), whole=alone)

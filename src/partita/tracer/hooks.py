@@ -67,3 +67,17 @@ def check_no_global_hooks() -> None:
             "hooks on all modules are registered (torch.nn.modules.module.register_module_*_hook)",
             hint="remove them, or register hooks on the modules that they are meant for",
         )
+
+
+@contextlib.contextmanager
+def hooks_as_they_were(model: nn.Module) -> Iterator[None]:
+    """Take back hooks that a forward registers inside: what notes that it did so is taken back as well."""
+    tables = [t for m in model.modules() for n, t in vars(m).items() if "_hooks" in n and isinstance(t, dict)]
+    before = [(table, dict(table)) for table in tables]
+    try:
+        yield
+    finally:
+        for table, held in before:
+            if table.keys() != held.keys():
+                table.clear()
+                table.update(held)

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from partita.tracer.caches import forgetful
+from partita.tracer.hooks import hooks_as_they_were
 from partita.tracer.known import KnownValues
 from partita.tracer.objects import Snapshot, own_attributes
 from partita.tracer.opaque import Observations, kept_whole
@@ -100,6 +101,7 @@ def _run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_left_as_it_was(model))
         stack.enter_context(forgetful(model))
+        stack.enter_context(hooks_as_they_were(model))
         for module in model.modules():
             handle = module.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
             stack.callback(handle.remove)

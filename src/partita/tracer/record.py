@@ -8,6 +8,7 @@ needs none of export's later passes, so their refusals do not matter.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import traceback
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from partita.errors import CaptureError
 from partita.tracer.assume import Reading
 from partita.tracer.caches import forgetful
 from partita.tracer.fakes import register_fakes
+from partita.tracer.hooks import hooks_as_they_were
 from partita.tracer.lean import lean_tracing
 from partita.tracer.reconcile import foresee
 from partita.tracer.recorder import (
@@ -152,6 +154,7 @@ def _trace(
             quiet(),
             lean_tracing(),
             forgetful(model),
+            contextlib.nullcontext() if settle else hooks_as_they_were(model),
             restored_attributes(recorder, settle=settle),
             hooked(recorder),
             patched_functions(recorder),

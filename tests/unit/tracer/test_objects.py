@@ -10,7 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 import partita
 from partita.errors import CaptureError, ExecutionError
-from partita.tracer.verify import run_program
+from partita.tracer.capture import capture_model
+from partita.tracer.signature import signature_of
+from partita.tracer.verify import check_equal, run_program
 from tests.unit.tracer.test_fold import verified
 from tests.unit.tracer.traces import WIDTH, Model, rows, trace
 
@@ -198,3 +200,35 @@ def test_a_hook_gathers_into_the_users_own_object():
     counter.calls = 0
     pm(rows())
     assert counter.calls > 0
+
+
+class HooksItself(nn.Module):
+    """Registers hooks at its first forward, and notes that it has."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.found = None
+
+    def forward(self, x):
+        if not getattr(self, "hooked", False):
+            for layer in self.layers:
+                layer.register_forward_hook(lambda _module, _args, output: self.found.append(output))
+            self.hooked = True
+        self.found = []
+        for layer in self.layers:
+            x = layer(x)
+        found, self.found = tuple(self.found), None
+        return {"x": x, "found": found}
+
+
+def test_hooks_that_a_forward_registers_itself_are_there_once():
+    model, x = HooksItself(), torch.randn(4, WIDTH)
+    captured = capture_model(model, (x,))
+    assert captured.traced.recording is not None
+    signature, tensors = signature_of((x,), {})
+    for training in (True, False, True):
+        model.train(training)
+        captured.tracer.follow(model)
+        traced = captured.tracer.trace(signature, tensors)
+        check_equal(model, traced.program, signature, tensors)
