@@ -34,7 +34,9 @@ def capture(model: nn.Module, example: Any, *, verify: Verify = "auto") -> Model
     Args:
         model: On CPU, on a device, or on meta.
         example: Positional arguments as a tuple, keyword arguments as a dict, a `partita.Example`, or a list of them.
-        verify: ``"off"`` skips the comparison with the real model; models without weights are never compared.
+        verify: Comparison with the real model, where it has weights: its results, gradients and buffers on the
+            examples, in a second call, with other sizes and values, and in evaluation. ``"off"`` makes none, ``"auto"``
+            leaves out what follows when one takes more than 20 s, ``"always"`` makes all.
 
     Returns:
         The graph, which can be saved and planned without the model.
@@ -44,7 +46,7 @@ def capture(model: nn.Module, example: Any, *, verify: Verify = "auto") -> Model
     """
     from partita.tracer.capture import capture_model
 
-    return capture_model(model, example, verify=verify != "off").graph
+    return capture_model(model, example, verify=verify).graph
 
 
 def plan(
@@ -176,7 +178,7 @@ def auto_parallelize(
             hint="pass the whole batch on every rank, which is Limits(batch='global')",
         )
     world = join_world()
-    captured = capture_together(model, example, world, verify=verify != "off")
+    captured = capture_together(model, example, world, verify=verify)
 
     def planner(found: Any) -> Plan:
         graph: ModelGraph = found.graph

@@ -8,7 +8,8 @@ from partita.errors import CaptureError
 from partita.tracer.recorder import Ref
 from partita.tracer.signature import signature_of
 from partita.tracer.tree import map_leaves
-from partita.tracer.verify import check_equal, relative_error
+from partita.tracer.compare import relative_error
+from partita.tracer.verify import check_equal
 from tests.unit.tracer.traces import WIDTH, Model, rows, trace
 
 
