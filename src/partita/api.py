@@ -6,6 +6,7 @@ Thin: each joins the layers below it and adds nothing of its own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,9 +45,13 @@ def capture(model: nn.Module, example: Any, *, verify: Verify = "auto") -> Model
     Raises:
         CaptureError: If the capture differs from the model.
     """
+    from partita.partitioner.coarsen import coarsen
     from partita.tracer.capture import capture_model
 
-    return capture_model(model, example, verify=verify).graph
+    graph = capture_model(model, example, verify=verify).graph
+    blocks = coarsen(graph)
+    distinct = sum(block.repeat_of is None for block in blocks)
+    return replace(graph, report=replace(graph.report, blocks=len(blocks), distinct_blocks=distinct))
 
 
 def plan(
