@@ -51,8 +51,10 @@ def capture_together(model: nn.Module, example: Any, world: World, *, verify: Ve
         parts, knowledge = got
         tracer = tracers[0] if tracers else Tracer(model, device)
         tracer.learn(knowledge)
-        tracer.watch(parts[0])
-        return Captured(tracer, *parts)
+        captured = Captured(tracer, *parts)
+        for traced in (captured.traced, *(ahead.traced for ahead in captured.ahead)):
+            tracer.watch(traced)
+        return captured
 
     def apart() -> tuple[Captured, Program]:
         captured = capture_model(model, example, device=device, verify=verify, agree=world.agree)

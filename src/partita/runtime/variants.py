@@ -168,11 +168,9 @@ class Variants:
         Raises:
             CaptureError: If the call was found to differ from the model.
         """
-        shapes, mode = tuple(tuple(t.shape) for t in tensors), mode_of(self._live)
+        mode = mode_of(self._live)
         for ahead in self._ahead:
-            program = ahead.traced.program
-            fits = ahead.fits(signature, shapes, mode) and holds_for(program, tensors)
-            if fits and ahead.state == self._state(ahead.traced):
+            if ahead.fits(signature, tensors, mode) and ahead.state == self._state(ahead.traced):
                 if ahead.refusal:
                     raise CaptureError(
                         f"this call of {self._tracer.name} cannot be run in parts: {ahead.refusal}",

@@ -15,9 +15,9 @@ from torch import nn
 from partita.errors import CaptureError
 from partita.ir.report import Comparison
 from partita.ir.request import Example
+from partita.tracer.assume import holds_for
 from partita.tracer.decide import Settings, rows_along, settle_call
 from partita.tracer.signature import Signature, attributes_of, mode_of, signature_of
-from partita.tracer.sizes import Binding
 from partita.tracer.traced import Rows, Traced
 from partita.tracer.trials import try_once
 from partita.tracer.verify import shadow
@@ -46,10 +46,18 @@ class Ahead:
     tried: bool
     refusal: str = ""
 
-    def fits(self, signature: Signature, shapes: Binding, mode: Hashable) -> bool:
+    def fits(self, signature: Signature, tensors: tuple[torch.Tensor, ...], mode: Hashable) -> bool:
         """Whether this is the capture of such a call."""
-        same = self.traced.signature.key == signature.key and self.mode == mode
-        return same and self.traced.program.sizes.holds(shapes)
+        return self.mode == mode and _holds(self.traced, signature, tensors)
+
+
+def _holds(traced: Traced, signature: Signature, tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Whether a capture is valid for a call."""
+    shapes = tuple(tuple(t.shape) for t in tensors)
+    same = traced.signature.key == signature.key and traced.program.sizes.holds(shapes)
+    if any(tensor.is_meta for tensor in tensors):
+        return same and not traced.program.assumptions
+    return same and holds_for(traced.program, tensors)
 
 
 @dataclass(eq=False, slots=True)
@@ -89,20 +97,18 @@ class Forecast:
             self._example(f"example {number}", signature, tensors)
 
     def _example(self, name: str, signature: Signature, tensors: tuple[torch.Tensor, ...]) -> None:
-        shapes, mode = tuple(tuple(t.shape) for t in tensors), mode_of(self.model)
-        settings = self.settings
+        mode, settings = mode_of(self.model), self.settings
         live = None if any(t.is_meta for t in tensors) else settings.live
-        known = [self.base] if self.base.signature.key == signature.key else []
-        known += [ahead.traced for ahead in self.found if ahead.fits(signature, shapes, mode)]
-        fitting = next((traced for traced in known if traced.program.sizes.holds(shapes)), None)
+        known = [self.base, *(ahead.traced for ahead in self.found)]
+        fitting = next((traced for traced in known if _holds(traced, signature, tensors)), None)
         if fitting is not None:
             if live is not None and settings.verify != "off":
                 self.comparisons.append(self._tried_once(live, fitting, tensors, name))
             return
-        familiar = bool(known)
+        familiar = self.base.signature.key == signature.key
         self.remarks.append(
             f"{name} is a capture of its own: "
-            + ("a size that differs is fixed in the first" if familiar else "it is called in another way")
+            + ("it breaks a condition of the first" if familiar else "it is called in another way")
         )
         tied = self.base.tied if familiar else ()
         traced = settings.tracer.trace(signature, tensors, tied=tied, live=live, whole=False)
@@ -113,8 +119,6 @@ class Forecast:
             raise CaptureError(decision.refusal)
         self.comparisons += decision.comparisons
         axis = decision.axis if self.rows is not None else None
-        if familiar and self.rows is not None and axis is not None:
-            axis = self.rows.axis
         rows, reason = rows_along(traced, axis, tensors, None)
         if rows is None:
             self.remarks.append(f"the batch of {name} is not cut: {decision.reason or reason}")

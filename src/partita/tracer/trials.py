@@ -16,6 +16,7 @@ from torch import nn
 
 from partita.errors import CaptureError
 from partita.ir.report import Comparison
+from partita.tracer.assume import holds_for
 from partita.tracer.sizes import SizeRules, evaluate
 from partita.tracer.traced import Traced
 from partita.tracer.verify import Twins
@@ -91,6 +92,9 @@ def _try_another_size(model: nn.Module, traced: Traced, tensors: tuple[torch.Ten
     shapes = tuple(tuple(t.shape) for t in tensors)
     reason, name = "not tried, the call has no tensors", ""
     for others in other_calls(traced.program.sizes, tensors):
+        if not holds_for(traced.program, others):
+            reason = "not tried, the model takes another path for the values that were tried"
+            continue
         resized = tuple(tuple(t.shape) for t in others) != shapes
         name = ("another size" if resized else "other values") + ("" if example == "the example" else f" of {example}")
         twins = Twins(model, traced.program, traced.signature)
