@@ -56,9 +56,9 @@ def capture_together(model: nn.Module, example: Any, world: World, *, verify: Ve
             tracer.watch(traced)
         return captured
 
-    def apart() -> tuple[Captured, Program]:
+    def apart() -> tuple[Captured, list[Program]]:
         captured = capture_model(model, example, device=device, verify=verify, agree=world.agree)
-        return captured, captured.traced.program
+        return captured, [captured.traced.program, *(ahead.traced.program for ahead in captured.ahead)]
 
     return _together(world, signatures, make, receive, apart)
 
@@ -89,9 +89,9 @@ def trace_together(
         tracer.watch(made[0])
         return made  # type: ignore[no-any-return]
 
-    def apart() -> tuple[tuple[Traced, Rows | None, str], Program]:
+    def apart() -> tuple[tuple[Traced, Rows | None, str], list[Program]]:
         made = make()
-        return made, made[0].program
+        return made, [made[0].program]
 
     return _together(world, [signature], lambda: (make(), tracer.knowledge), receive, apart)
 
@@ -101,7 +101,7 @@ def _together(
     signatures: Sequence[Signature],
     make: Callable[[], Any],
     receive: Callable[[Any], T],
-    apart: Callable[[], tuple[T, Program]],
+    apart: Callable[[], tuple[T, list[Program]]],
 ) -> T:
     made: list[Any] = []
 
@@ -124,14 +124,14 @@ def _together(
         got = made[0]
     if all(world.gather(got is not None)):
         return receive(got)
-    found, program = apart()
-    _check_same(world, program)
+    found, programs = apart()
+    _check_same(world, programs)
     return found
 
 
-def _check_same(world: World, program: Program) -> None:
+def _check_same(world: World, programs: Sequence[Program]) -> None:
     """Refuse programs that differ from rank to rank."""
-    digests = world.gather(digest(program))
+    digests = world.gather(" ".join(digest(program) for program in programs))
     other = next((rank for rank, text in enumerate(digests) if text != digests[0]), None)
     if other is not None:
         raise CaptureError(
