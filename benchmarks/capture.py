@@ -35,7 +35,7 @@ from models import ZOO
 
 from partita.errors import PartitaError
 from partita.tracer.capture import capture_model
-from partita.tracer.verify import relative_error
+from partita.tracer.compare import relative_error
 
 LIMIT = 1e-5
 

@@ -11,7 +11,7 @@ from partita.runtime.transport import LoopbackTransport, Mailbox
 from partita.runtime.worker import CallInputs, LossPart, StageWorker
 from partita.schedules.makers import make_schedule
 from partita.schedules.passes import add_communication
-from partita.tracer.program import refs
+from partita.tracer.recorder import refs
 from partita.tracer.signature import signature_of
 from partita.tracer.verify import shadow
 

@@ -29,6 +29,7 @@ from partita.ir.plan import (
     SolveReport,
     StagePlan,
 )
+from partita.ir.report import CaptureReport
 from partita.ir.schedule import Schedule, parse_actions
 
 MIB = 2**20
@@ -111,7 +112,7 @@ def make_graph(**changes) -> ModelGraph:
         outputs=("y_flat",),
         batch_rows=8,
         colocated=((4, 5),),
-        notes=("The mask is recomputed where it is needed.",),
+        report=CaptureReport(remarks=("The mask is recomputed where it is needed.",)),
         fingerprint="0123456789abcdef",
     )
     return replace(base, **changes)

@@ -6,6 +6,7 @@ Thin: each joins the layers below it and adds nothing of its own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,7 +35,9 @@ def capture(model: nn.Module, example: Any, *, verify: Verify = "auto") -> Model
     Args:
         model: On CPU, on a device, or on meta.
         example: Positional arguments as a tuple, keyword arguments as a dict, a `partita.Example`, or a list of them.
-        verify: ``"off"`` skips the comparison with the real model; models without weights are never compared.
+        verify: Comparison with the real model, where it has weights: its results, gradients and buffers on the
+            examples, in a second call, with other sizes and values, and in evaluation. ``"off"`` makes none, ``"auto"``
+            leaves out what follows when one takes more than 20 s, ``"always"`` makes all.
 
     Returns:
         The graph, which can be saved and planned without the model.
@@ -42,9 +45,13 @@ def capture(model: nn.Module, example: Any, *, verify: Verify = "auto") -> Model
     Raises:
         CaptureError: If the capture differs from the model.
     """
+    from partita.partitioner.coarsen import coarsen
     from partita.tracer.capture import capture_model
 
-    return capture_model(model, example, verify=verify != "off").graph
+    graph = capture_model(model, example, verify=verify).graph
+    blocks = coarsen(graph)
+    distinct = sum(block.repeat_of is None for block in blocks)
+    return replace(graph, report=replace(graph.report, blocks=len(blocks), distinct_blocks=distinct))
 
 
 def plan(
@@ -176,7 +183,7 @@ def auto_parallelize(
             hint="pass the whole batch on every rank, which is Limits(batch='global')",
         )
     world = join_world()
-    captured = capture_together(model, example, world, verify=verify != "off")
+    captured = capture_together(model, example, world, verify=verify)
 
     def planner(found: Any) -> Plan:
         graph: ModelGraph = found.graph

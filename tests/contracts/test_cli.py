@@ -15,7 +15,7 @@ from partita.errors import CaptureError, InfeasibleError
 from partita.ir.plan import Plan
 from partita.ir.request import Limits, Search
 from partita.ir.serde import to_json
-from tests.plans import MIB, make_plan
+from tests.plans import MIB, make_graph, make_plan
 
 HELP = {"-h", "--help", "--debug"}
 FROZEN = {
@@ -24,7 +24,7 @@ FROZEN = {
         *("model", "--cluster", "--out", "--example", "--optimizer", "--precision", "--pp", "--dp", "--tp", "--zero"),
         *("--schedule", "--microbatches", "--memory", "--batch", "--solve-time", "--seed", "--json"),
     },
-    "inspect": {"plan", "--json", "--html", "--against"},
+    "inspect": {"plan", "--json", "--html", "--against", "--example", "--out"},
     "explain": {"plan"},
     "diff": {"first", "second"},
     "simulate": {"plan", "--trace", "--json"},
@@ -249,3 +249,61 @@ def test_the_module_and_the_command_are_the_same(plan_file):
     )
     assert done.stdout.startswith("TinyLM on 5xcpu")
     assert done.stderr == ""
+
+
+MODEL = (
+    "import torch\n"
+    "def build():\n    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), (torch.randn(6, 4),)\n"
+    "def bare():\n    return build()[0]\n"
+    "def examples():\n    return [(torch.randn(6, 4),), (torch.randn(3, 4),)]\n"
+)
+
+
+@pytest.fixture
+def model_file(tmp_path, monkeypatch):
+    path = tmp_path / "sub" / "a_users_model.py"
+    path.parent.mkdir()
+    path.write_text(MODEL, encoding="utf-8")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield str(path)
+    sys.modules.pop("a_users_model", None)
+
+
+def test_inspect_captures_a_model_and_saves_its_graph(model_file, tmp_path, capsys):
+    out = str(tmp_path / "graph.json")
+    assert cli.main(["inspect", f"{model_file}:bare", "--example", f"{model_file}:examples", "--out", out]) == 0
+    text = capsys.readouterr().out
+    assert "example 2 3x4: results, gradients, buffers equal" in text
+    assert "2 calls of modules" in text
+    assert cli.main(["inspect", out]) == 0
+    assert capsys.readouterr().out.strip() == text.rpartition("saved as")[0].strip()
+    assert cli.main(["inspect", f"{model_file}:build", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rung"] == "recorded"
+
+
+def test_inspecting_a_graph_needs_no_torch(tmp_path):
+    path = tmp_path / "graph.json"
+    make_graph().save(path)
+    code = (
+        "import sys; from partita.cli import main\n"
+        f"assert main(['inspect', {str(path)!r}]) == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "The mask is recomputed where it is needed." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["none.py:build"], "there is no file 'none.py'"),
+        (["MODEL:bare"], "without an example call"),
+        (["MODEL:build", "--html", "x.html"], "only go with a plan file"),
+        (["PLAN", "--out", "x.json"], "only go with a model"),
+        (["none.json"], "No such file"),
+    ],
+)
+def test_what_cannot_be_inspected_is_a_clear_error(words, says, model_file, plan_file, capsys):
+    words = [word.replace("MODEL", model_file).replace("PLAN", plan_file) for word in words]
+    assert cli.main(["inspect", *words]) == 1
+    assert says in capsys.readouterr().err

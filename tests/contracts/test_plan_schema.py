@@ -19,13 +19,14 @@ from partita.ir.plan import (
     SolveReport,
     StagePlan,
 )
+from partita.ir.report import CaptureReport, Comparison, InputEntry, ModuleEntry, OperatorCount
 from partita.ir.schedule import Schedule
 from partita.ir.serde import SCHEMAS, VERSION
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "plan-format.md"
 PLAN = (Plan, Cluster, DeviceSpec, Level, Link, Schedule, BlockPlan, StagePlan, Memory, Edge, ParameterPlan, Layout)
 REST = (Prediction, SolveReport, RunnerUp, Estimate)
-GRAPH = (ModelGraph, TensorSpec, Op, Item)
+GRAPH = (ModelGraph, TensorSpec, Op, Item, CaptureReport, ModuleEntry, Comparison, InputEntry, OperatorCount)
 
 
 def schema(nouns):

@@ -17,7 +17,8 @@ from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from partita.ir.dtypes import ITEM_SIZE
-from partita.ir.frozen import dataclass
+from partita.ir.frozen import dataclass, field
+from partita.ir.report import CaptureReport
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -179,7 +180,7 @@ class ModelGraph:
         scalar_loss: The call returns its loss (a 0-dim floating tensor with gradient).
         colocated: Groups of item ids that must run on one stage (a cut between them would break a mutation).
         unknown_ops: Targets without a cost formula; they are listed, never guessed.
-        notes: What the capture has to say to the user, one sentence each.
+        report: What the capture found out and what was compared with the real model.
         fingerprint: Hash over structure, shapes and dtypes.
     """
 
@@ -193,8 +194,13 @@ class ModelGraph:
     scalar_loss: bool = False
     colocated: tuple[tuple[int, ...], ...] = ()
     unknown_ops: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    report: CaptureReport = field(default_factory=CaptureReport)
     fingerprint: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the capture has to say to the user, one sentence each."""
+        return self.report.sentences()
 
     def tensor_map(self) -> dict[str, TensorSpec]:
         """Return the tensors by id."""

@@ -1,4 +1,4 @@
-"""Canonical JSON for graphs, clusters, schedules and plans, driven by the nouns' type hints.
+"""Canonical JSON for graphs, their reports, clusters, schedules and plans, driven by the nouns' type hints.
 
 Format.  A document is one JSON object (RFC 8259, UTF-8): ``schema`` and ``version`` first, then the noun's fields in
 the order of their declaration; every field is written, defaults too.
@@ -34,6 +34,7 @@ SCHEMAS = {
     "Cluster": "partita.cluster",
     "Schedule": "partita.schedule",
     "Plan": "partita.plan",
+    "CaptureReport": "partita.capture-report",
 }
 """What a document may hold: class name to the text in its ``schema`` field."""
 LINE = 160
@@ -43,7 +44,7 @@ T = TypeVar("T")
 
 
 def to_json(noun: object) -> str:
-    """Return a graph, cluster, schedule or plan as canonical JSON, with a line break at the end.
+    """Return a noun of `SCHEMAS` as canonical JSON, with a line break at the end.
 
     Raises:
         TypeError: For any other object.
@@ -62,7 +63,7 @@ def from_json(cls: type[T], text: str) -> T:
     """Read a document written by `to_json`.
 
     Args:
-        cls: `ModelGraph`, `Cluster`, `Schedule` or `Plan`.
+        cls: A class of `SCHEMAS`.
         text: The document.
 
     Raises:

@@ -30,7 +30,8 @@ from partita.runtime.worker import CallInputs, LossFunction, LossPart, StageWork
 from partita.runtime.world import World
 from partita.schedules.makers import make_schedule
 from partita.schedules.passes import add_communication, add_reduction
-from partita.tracer.program import Environment, refs
+from partita.tracer.program import Environment
+from partita.tracer.recorder import refs
 from partita.tracer.rows import WHOLE, Join
 
 FORWARD = ("F", "SEND_F", "RECV_F")

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita.runtime.results import flatten, part_weight, tensor_leaves, unflatten
-from partita.runtime.rows import Chunk
+from partita.runtime.results import flatten, tensor_leaves, unflatten
+from partita.runtime.rows import Chunk, rows_of
 from partita.runtime.worker import LossPart
-from partita.tracer.program import Environment, refs
+from partita.tracer.joins import part_weight
+from partita.tracer.program import Environment
+from partita.tracer.recorder import refs
 from partita.tracer.rows import WHOLE, Join
 from partita.tracer.signature import signature_of
 from partita.tracer.traced import Rows, Traced, Tracer
@@ -107,7 +109,7 @@ def loss_part(value: torch.Tensor, join: Join, env: Environment, chunk: Chunk | 
         return LossPart(value, float(chunk[0] == 0), float(chunk[0] == 0))
     if join.how == "mean":
         return LossPart(value, fraction, fraction)
-    weight = part_weight(join, env, chunk) / max(env.value(join.targets).numel(), 1) * fraction
+    weight = part_weight(join, env, rows_of(chunk)) / max(env.value(join.targets).numel(), 1) * fraction
     return LossPart(value, weight, weight)
 
 

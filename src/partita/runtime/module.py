@@ -22,9 +22,11 @@ from partita.runtime.variants import PreparedCall, Variants
 from partita.runtime.worker import LossPart
 from partita.runtime.world import World
 from partita.tracer.capture import loss_value
-from partita.tracer.program import Environment, refs
+from partita.tracer.compare import within_rounding
+from partita.tracer.program import Environment
+from partita.tracer.recorder import refs
 from partita.tracer.signature import signature_of
-from partita.tracer.verify import no_chance, same_chance, trial_inputs, within_rounding
+from partita.tracer.verify import no_chance, same_chance, trial_inputs
 
 
 class _Outputs(torch.autograd.Function):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from partita.runtime.rows import Chunk
 from partita.runtime.transport import Form
 from partita.runtime.world import World
-from partita.tracer.program import Environment
+from partita.tracer.joins import join_parts
 from partita.tracer.rows import WHOLE, Join
 from partita.tracer.signature import Slot
 from partita.tracer.tree import leaves, map_leaves
@@ -64,21 +64,8 @@ def join_chunks(values: Sequence[Any], join: Join, weights: Sequence[float]) -> 
     flat = [flatten(value) for value in values]
     template, firsts = flat[0]
     flags = tuple(any(f[1][i].requires_grad for f in flat) for i in range(len(firsts)))
-    joined = [_join([f[1][i].detach() for f in flat], join, weights) for i in range(len(firsts))]
+    joined = [join_parts([f[1][i].detach() for f in flat], join, weights) for i in range(len(firsts))]
     return Part(template, tuple(joined), sum(weights), flags)
-
-
-def _join(parts: Sequence[torch.Tensor], join: Join, weights: Sequence[float]) -> torch.Tensor:
-    """Concatenate rows; take the first of equal parts; otherwise sum by weight, to be normalised at the end."""
-    if join.how == "rows":
-        return parts[0] if len(parts) == 1 else torch.cat(list(parts), join.dim)
-    if join.how == "whole":
-        return parts[0]
-    total = torch.zeros_like(parts[0])
-    for part, weight in zip(parts, weights, strict=True):
-        if weight:
-            total = total + part * weight
-    return total
 
 
 def finish_join(parts: Sequence[Part], join: Join) -> tuple[list[torch.Tensor], float]:
@@ -145,15 +132,6 @@ class Publisher:
                     dist.broadcast(torch.view_as_real(tensor) if tensor.is_complex() else tensor, src=owner)
             found.append(Part(template, tuple(tensors), float(weights[i]), flags))
         return found
-
-
-def part_weight(join: Join | None, env: Environment, chunk: Chunk | None) -> float:
-    """Return a part's weight in its join, before normalisation: rows, counted targets, or 1."""
-    if join is None or chunk is None:
-        return 1.0
-    if join.how == "count":
-        return float((env.value(join.targets) != join.ignored).sum())
-    return float(chunk[1] - chunk[0]) if join.how == "mean" else 1.0
 
 
 def chunk_gradient(

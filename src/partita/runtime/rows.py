@@ -6,6 +6,11 @@ Chunk = tuple[int, int]
 """Half-open range of rows."""
 
 
+def rows_of(chunk: Chunk | None) -> int | None:
+    """Return the number of rows of a chunk; None for a call that is not cut."""
+    return None if chunk is None else chunk[1] - chunk[0]
+
+
 def split_evenly(total: int, parts: int) -> list[int]:
     """Return ``parts`` counts that add up to ``total`` and differ by at most one, larger ones first."""
     base, extra = divmod(total, parts)

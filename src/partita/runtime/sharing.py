@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
@@ -15,12 +15,13 @@ from partita.tracer.portable import CannotTravelError, digest, pack, unpack
 from partita.tracer.program import Program
 from partita.tracer.signature import Signature, signature_of
 from partita.tracer.traced import Rows, Traced, Tracer
+from partita.tracer.trials import Verify
 
 logger = logging.getLogger("partita")
 T = TypeVar("T")
 
 
-def capture_together(model: nn.Module, example: Any, world: World, *, verify: bool) -> Captured:
+def capture_together(model: nn.Module, example: Any, world: World, *, verify: Verify) -> Captured:
     """Capture and verify on rank 0, and give every rank the result.
 
     Where a capture cannot travel, every rank traces by itself, and the programs are compared.
@@ -29,7 +30,7 @@ def capture_together(model: nn.Module, example: Any, world: World, *, verify: bo
         model: The user's model.
         example: See `partita.tracer.capture.examples_of`.
         world: The ranks.
-        verify: Compare with the real model where there are weights.
+        verify: See `capture_model`.
 
     Raises:
         CaptureError: On every rank, if the capture fails or differs from the model, or if the ranks' captures differ.
@@ -37,28 +38,29 @@ def capture_together(model: nn.Module, example: Any, world: World, *, verify: bo
     device = str(world.device)
     if world.size == 1 or example is None:
         return capture_model(model, example, device=device, verify=verify, agree=world.agree)
-    first = examples_of(example)[0]
-    signature, _ = signature_of(first.args, first.kwargs)
+    signatures = [signature_of(e.args, e.kwargs)[0] for e in examples_of(example)]
     tracers: list[Tracer] = []
 
     def make() -> Any:
         captured = capture_model(model, example, device=device, verify=verify)
         tracers.append(captured.tracer)
-        parts = (captured.traced, captured.rows, captured.graph, captured.tried)
+        parts = (captured.traced, captured.rows, captured.graph, captured.tried, captured.ahead)
         return parts, captured.tracer.knowledge
 
     def receive(got: Any) -> Captured:
         parts, knowledge = got
         tracer = tracers[0] if tracers else Tracer(model, device)
         tracer.learn(knowledge)
-        tracer.watch(parts[0])
-        return Captured(tracer, *parts)
+        captured = Captured(tracer, *parts)
+        for traced in (captured.traced, *(ahead.traced for ahead in captured.ahead)):
+            tracer.watch(traced)
+        return captured
 
-    def apart() -> tuple[Captured, Program]:
+    def apart() -> tuple[Captured, list[Program]]:
         captured = capture_model(model, example, device=device, verify=verify, agree=world.agree)
-        return captured, captured.traced.program
+        return captured, [captured.traced.program, *(ahead.traced.program for ahead in captured.ahead)]
 
-    return _together(world, signature, make, receive, apart)
+    return _together(world, signatures, make, receive, apart)
 
 
 def trace_together(
@@ -87,26 +89,26 @@ def trace_together(
         tracer.watch(made[0])
         return made  # type: ignore[no-any-return]
 
-    def apart() -> tuple[tuple[Traced, Rows | None, str], Program]:
+    def apart() -> tuple[tuple[Traced, Rows | None, str], list[Program]]:
         made = make()
-        return made, made[0].program
+        return made, [made[0].program]
 
-    return _together(world, signature, lambda: (make(), tracer.knowledge), receive, apart)
+    return _together(world, [signature], lambda: (make(), tracer.knowledge), receive, apart)
 
 
 def _together(
     world: World,
-    signature: Signature,
+    signatures: Sequence[Signature],
     make: Callable[[], Any],
     receive: Callable[[Any], T],
-    apart: Callable[[], tuple[T, Program]],
+    apart: Callable[[], tuple[T, list[Program]]],
 ) -> T:
     made: list[Any] = []
 
     def decide() -> bytes | None:
         made.append(make())
         try:
-            return pack(made[0], signature)
+            return pack(made[0], *signatures)
         except CannotTravelError as error:
             logger.info("every rank captures by itself: %s", error)
             return None
@@ -115,21 +117,21 @@ def _together(
     got = None
     if data is not None and not made:
         try:
-            got = unpack(data, signature)
+            got = unpack(data, *signatures)
         except CannotTravelError as error:
             logger.info("the capture of rank 0 cannot be read here: %s", error)
     elif data is not None:
         got = made[0]
     if all(world.gather(got is not None)):
         return receive(got)
-    found, program = apart()
-    _check_same(world, program)
+    found, programs = apart()
+    _check_same(world, programs)
     return found
 
 
-def _check_same(world: World, program: Program) -> None:
+def _check_same(world: World, programs: Sequence[Program]) -> None:
     """Refuse programs that differ from rank to rank."""
-    digests = world.gather(digest(program))
+    digests = world.gather(" ".join(digest(program) for program in programs))
     other = next((rank for rank, text in enumerate(digests) if text != digests[0]), None)
     if other is not None:
         raise CaptureError(

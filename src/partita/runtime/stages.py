@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from partita.errors import ExecutionError
 from partita.ir.plan import Plan
 from partita.tracer.mutation import colocated_items
-from partita.tracer.program import Program, Step, refs
+from partita.tracer.program import Program, Step
+from partita.tracer.recorder import refs
 
 
 @dataclass(frozen=True, eq=False, slots=True)

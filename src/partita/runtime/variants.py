@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from partita.errors import ExecutionError
+from partita.errors import CaptureError, ExecutionError
 from partita.ir.plan import Plan
 from partita.runtime.placement import Placement, holders
 from partita.runtime.rows import Chunk, cut_rows
@@ -19,9 +19,10 @@ from partita.runtime.world import World
 from partita.tracer.assume import holds_for
 from partita.tracer.batch import find_rows
 from partita.tracer.capture import Captured
-from partita.tracer.program import refs, same_steps
+from partita.tracer.program import same_steps
+from partita.tracer.recorder import refs
 from partita.tracer.rows import CoupledError
-from partita.tracer.signature import Signature, mode_of, plain_attributes
+from partita.tracer.signature import Signature, attributes_of, mode_of
 from partita.tracer.sizes import Binding
 from partita.tracer.traced import Rows, Traced, Tracer
 
@@ -100,7 +101,9 @@ class Variants:
         self._hooks = {p: len(m._forward_hooks) + len(m._forward_pre_hooks) for p, m in self._modules.items()}
         self._known: dict[Hashable, list[Variant]] = {}
         self._refused: set[tuple[int, Binding]] = set()
+        self._ahead = captured.ahead
         self._tried: set[Hashable] = {(captured.traced.signature.key, mode_of(live))} if captured.tried else set()
+        self._tried |= {(ahead.traced.signature.key, ahead.mode) for ahead in captured.ahead if ahead.tried}
         self._mode = mode_of(live)
         self.base = self._lay_out(captured.traced, captured.rows, self._stage_of)
         self._known[captured.traced.signature.key, self._mode] = [self.base]
@@ -117,8 +120,7 @@ class Variants:
         if traced.kept_whole:
             return ()
         self._check_hooks(traced.paths)
-        modules = self._modules
-        return tuple(tuple(plain_attributes(modules[path]).items()) for path in sorted(traced.paths) if path in modules)
+        return attributes_of(self._modules, traced.paths)
 
     def _check_hooks(self, paths: frozenset[str]) -> None:
         """Refuse hooks that would not run: on modules whose own code was cut open, registered after the capture."""
@@ -156,9 +158,26 @@ class Variants:
             None,
         )
         if variant is None:
-            variant = self._capture(signature, tensors)
+            variant = self._find_or_capture(signature, tensors)
             known.append(variant)
         return self._cut(variant, tensors, shapes)
+
+    def _find_or_capture(self, signature: Signature, tensors: tuple[torch.Tensor, ...]) -> Variant:
+        """Lay out a call that was captured ahead, or capture it now.
+
+        Raises:
+            CaptureError: If the call was found to differ from the model.
+        """
+        mode = mode_of(self._live)
+        for ahead in self._ahead:
+            if ahead.fits(signature, tensors, mode) and ahead.state == self._state(ahead.traced):
+                if ahead.refusal:
+                    raise CaptureError(
+                        f"this call of {self._tracer.name} cannot be run in parts: {ahead.refusal}",
+                        hint="run it on the model itself, loaded with full_state_dict()",
+                    )
+                return self._follow(ahead.traced, ahead.rows)
+        return self._capture(signature, tensors)
 
     def _capture(self, signature: Signature, tensors: tuple[torch.Tensor, ...]) -> Variant:
         logger.info("capturing %s for shapes %s", self._tracer.name, [tuple(t.shape) for t in tensors])
@@ -167,6 +186,10 @@ class Variants:
         )
         if rows is None and self._base_rows is not None:
             logger.warning("this call of %s is not cut: %s", self._tracer.name, reason)
+        return self._follow(traced, rows)
+
+    def _follow(self, traced: Traced, rows: Rows | None) -> Variant:
+        """Lay a further call over the planned stages."""
         holding = holders(traced.program, self._placement)
         stage_of = follow_stages(traced.program, self._base.program, self._stage_of, holding, len(self._plan.stages))
         return self._lay_out(traced, rows, stage_of)

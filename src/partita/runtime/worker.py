@@ -13,10 +13,10 @@ from torch import nn
 from partita.errors import ExecutionError
 from partita.ir.schedule import Action
 from partita.runtime import chance
-from partita.runtime.results import part_weight
-from partita.runtime.rows import Chunk
+from partita.runtime.rows import Chunk, rows_of
 from partita.runtime.stages import StageMap
 from partita.runtime.transport import Expected, Form, Outgoing, Received
+from partita.tracer.joins import part_weight
 from partita.tracer.program import Environment
 from partita.tracer.rows import Join
 from partita.tracer.tree import leaves
@@ -234,7 +234,7 @@ class StageWorker:
         results = {name for name in self.layout.result_names if self.layout.home[name] == stage}
         for name in results:
             join = None if self.joins is None else self.joins[name]
-            self.weights[name, microbatch] = part_weight(join, env, self.inputs.chunks[microbatch])
+            self.weights[name, microbatch] = part_weight(join, env, rows_of(self.inputs.chunks[microbatch]))
         self.kept[stage, microbatch] = _Kept(
             values={name: env.value(name) for name in results | sent},
             leaves={n: v for n, v in received.items() if isinstance(v, torch.Tensor) and v.requires_grad},

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +17,18 @@ from torch import nn
 
 from partita.errors import CaptureError
 from partita.ir.graph import ModelGraph
+from partita.ir.report import Comparison
 from partita.ir.request import Example
-from partita.tracer.batch import find_rows
+from partita.tracer.ahead import EVALUATION, Ahead, Forecast
+from partita.tracer.decide import Agree, Settings, decide_alone, settle_call
+from partita.tracer.findings import loop_remarks, module_entries, report_of
 from partita.tracer.lift import lift
-from partita.tracer.program import Program, refs
-from partita.tracer.recorder import Ref
+from partita.tracer.program import Program
+from partita.tracer.recorder import Ref, refs
 from partita.tracer.signature import signature_of
 from partita.tracer.traced import Rows, Traced, Tracer
 from partita.tracer.tree import leaves, path_text
-from partita.tracer.verify import check_equal
+from partita.tracer.trials import PATIENCE_S, Verify
 from partita.tracer.whole import whole_graph, whole_program
 
 
@@ -68,27 +72,21 @@ def loss_value(program: Program) -> str | None:
     return None
 
 
-def graph_of(model: nn.Module, traced: Traced, rows: Rows | None, notes: tuple[str, ...]) -> ModelGraph:
-    """Lift a traced call of ``model`` to a `ModelGraph` at the example's shapes."""
-    name, training = type(model).__name__, model.training
+def graph_of(model: nn.Module, traced: Traced, rows: Rows | None) -> ModelGraph:
+    """Lift a traced call of ``model`` to a `ModelGraph` at the example's shapes, without a report."""
     if traced.recording is None or traced.folded is None:
-        text = f"the model is kept whole: {traced.refusal}"
-        return whole_graph(model, traced.program, traced.shapes, (*notes, text))
-    analysis = None if rows is None else traced.analysis(rows.axis)
-    batch_rows = None if rows is None else rows.count(traced.shapes)
-    outputs = tuple(refs(traced.program.result))
+        return whole_graph(model, traced.program, traced.shapes)
     graph = lift(
-        name,
+        type(model).__name__,
         traced.program,
         traced.recording,
         traced.folded.names,
         traced.shapes,
-        analysis,
-        training=training,
-        outputs=outputs,
-        batch_rows=batch_rows,
+        None if rows is None else traced.analysis(rows.axis),
+        training=model.training,
+        outputs=tuple(refs(traced.program.result)),
+        batch_rows=None if rows is None else rows.count(traced.shapes),
         scalar_loss=False,
-        notes=notes,
     )
     loss = loss_value(traced.program)
     spec = graph.tensor_map().get(loss or "")
@@ -107,6 +105,7 @@ class Captured:
         rows: How it may be cut, or None.
         graph: The call as data.
         tried: The cut was tried on numbers, not only read off the structure.
+        ahead: Further calls, captured before they first occur.
     """
 
     tracer: Tracer
@@ -114,6 +113,7 @@ class Captured:
     rows: Rows | None
     graph: ModelGraph
     tried: bool = False
+    ahead: tuple[Ahead, ...] = ()
 
     @property
     def unseen(self) -> bool:
@@ -127,8 +127,10 @@ def _capture_unseen(model: nn.Module, device: str) -> Captured:
     tracer = Tracer(model, device)
     refusal = "there is no example of a call"
     traced = Traced(signature, (), whole_program(tracer.model, signature, (), ()), None, None, refusal=refusal)
-    notes = ("every rank runs the whole model on the whole batch: give an example to divide the work",)
-    return Captured(tracer, traced, None, graph_of(model, traced, None, notes))
+    remarks = ("every rank runs the whole model on the whole batch: give an example to divide the work",)
+    graph = graph_of(model, traced, None)
+    report = report_of(graph, traced, None, modules=(), comparisons=(), why_not_cut="", remarks=remarks)
+    return Captured(tracer, traced, None, dataclasses.replace(graph, report=report))
 
 
 def has_weights(model: nn.Module) -> bool:
@@ -136,43 +138,25 @@ def has_weights(model: nn.Module) -> bool:
     return not any(t.is_meta for t in [*model.parameters(), *model.buffers()])
 
 
-@dataclass(frozen=True, slots=True)
-class _Decision:
-    """What one rank found out by trying.
-
-    Attributes:
-        tied: Input axes that are taken to have one size.
-        axis: The batch axis, or None.
-        reason: Why there is none.
-        refusal: Why the capture was rejected ("" if it was not).
-    """
-
-    tied: tuple[tuple[int, int], ...] = ()
-    axis: tuple[int, int] | None = None
-    reason: str = ""
-    refusal: str = ""
-
-
-def decide_alone(decide: Callable[[], Any]) -> Any:
-    """Decide without asking other ranks."""
-    return decide()
-
-
 def capture_model(
     model: nn.Module,
     example: Any,
     *,
     device: str = "cpu",
-    verify: bool = True,
-    agree: Callable[[Callable[[], Any]], Any] = decide_alone,
+    verify: Verify = "auto",
+    agree: Agree = decide_alone,
 ) -> Captured:
-    """Capture a model on a user's example.
+    """Capture a model on a user's examples.
+
+    The first example is what plans are made for.  Further ones, and evaluation, are captured ahead where the first
+    capture does not hold for them.
 
     Args:
         model: On CPU, on a device, or on meta.
         example: See `examples_of`; None keeps the model whole.
         device: Where the program will run.
-        verify: Compare with the real model where there are weights.
+        verify: How much is compared with the real model where there are weights: ``off`` nothing; ``auto`` all that
+            does not follow something slow (see `partita.tracer.trials.PATIENCE_S`); ``always`` all.
         agree: Runs what has to be tried on numbers on one rank and gives every rank its answer.
 
     Returns:
@@ -183,40 +167,66 @@ def capture_model(
     """
     if example is None:
         return _capture_unseen(model, device)
-    examples: Sequence[Example] = examples_of(example)
-    signature, tensors = signature_of(examples[0].args, examples[0].kwargs)
+    first, *others = examples_of(example)
+    signature, tensors = signature_of(first.args, first.kwargs)
     tracer = Tracer(model, device)
     live = model if has_weights(model) and not any(t.is_meta for t in tensors) else None
+    settings = Settings(tracer, live, verify, agree)
+    begin = time.perf_counter()
     traced = tracer.trace(signature, tensors, live=live)
-    notes = [
-        f"{path or 'the model'} is not folded: {reason}"
-        for path, reason in (traced.folded.opened if traced.folded else {}).items()
-    ]
-    notes += [f"modules of class {cls.__name__} are kept whole: {reason}" for cls, reason in tracer.opaque.items()]
-    notes += [
+    slow = verify != "always" and time.perf_counter() - begin > PATIENCE_S
+    modules = module_entries(tracer, traced)
+    traced, decision = settle_call(settings, traced, tensors)
+    rows = None if decision.axis is None else traced.rows(decision.axis)
+    forecast = Forecast(settings, model, traced, rows)
+    refusal = decision.refusal or _look_ahead(
+        forecast, others, tensors, quick=agree(lambda: decision.quick and not slow)
+    )
+    if refusal:
+        traced, rows = tracer.whole(signature, tensors, refusal), None
+        forecast = Forecast(settings, model, traced, None)
+    remarks = [
         f"{a.place} reads a value of the input, {a.value!r} here; calls are checked, another value is captured anew"
         for a in traced.program.assumptions
     ]
-    best: list[Traced] = [traced]
+    remarks += [*loop_remarks(graph := graph_of(model, traced, rows)), *forecast.remarks]
+    if rows is not None and live is None:
+        remarks.append("rows are taken to be independent from the structure alone: there are no weights to try it")
+    report = report_of(
+        graph,
+        traced,
+        rows,
+        modules=modules,
+        comparisons=() if refusal else (*decision.comparisons, *forecast.comparisons),
+        why_not_cut="" if rows is not None else refusal or decision.reason,
+        remarks=remarks,
+    )
+    graph = dataclasses.replace(graph, report=report)
+    return Captured(tracer, traced, rows, graph, tried=live is not None, ahead=tuple(forecast.found))
 
-    def decide() -> _Decision:
-        if live is not None and verify and traced.recording is not None:
-            try:
-                check_equal(live, traced.program, signature, tensors)
-            except CaptureError as error:
-                return _Decision(refusal=str(error))
-        best[0], rows, reason = find_rows(tracer, traced, tensors, live)
-        return _Decision(tied=best[0].tied, axis=None if rows is None else rows.axis, reason=reason)
 
-    decision: _Decision = agree(decide)
-    if decision.refusal:
-        best[0] = tracer.whole(signature, tensors, decision.refusal)
-    elif decision.tied != best[0].tied:
-        best[0] = tracer.trace(signature, tensors, tied=decision.tied, live=live)
-    traced, rows = best[0], None if decision.axis is None else best[0].rows(decision.axis)
-    reason = decision.reason or decision.refusal
-    if rows is None:
-        notes.append(f"the batch is not cut: {reason}")
-    elif live is None:
-        notes.append("rows are taken to be independent from the structure alone: there are no weights to try it")
-    return Captured(tracer, traced, rows, graph_of(model, traced, rows, tuple(notes)), tried=live is not None)
+def _look_ahead(
+    forecast: Forecast, others: Sequence[Example], tensors: tuple[torch.Tensor, ...], *, quick: bool
+) -> str:
+    """Capture the further examples and, if that does not take long, evaluation.
+
+    Returns:
+        Why the model has to be kept whole ("" if it has not).
+    """
+    settings = forecast.settings
+    if forecast.base.kept_whole:
+        return ""
+    try:
+        forecast.examples(others)
+    except CaptureError as error:
+        return str(error)
+    if settings.live is None or settings.verify == "off" or not any(m.training for m in settings.live.modules()):
+        return ""
+    if quick:
+        forecast.evaluation(tensors)
+    else:
+        why = (
+            "not tried, the capture took long; verify='always' tries it, otherwise it is captured when it first occurs"
+        )
+        forecast.comparisons.append(Comparison(call=EVALUATION, problem=why))
+    return ""

@@ -37,8 +37,8 @@ from partita.tracer.nodes import (
     storages,
 )
 from partita.tracer.objects import check_handed_back
-from partita.tracer.program import Program, Step, refs
-from partita.tracer.recorder import Assumption, Call, Recording, Ref
+from partita.tracer.program import Program, Step
+from partita.tracer.recorder import Assumption, Call, Recording, Ref, refs
 from partita.tracer.sizes import Size, depends_on_values, evaluate, expression_of
 from partita.tracer.tree import map_leaves, path_text
 

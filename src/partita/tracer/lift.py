@@ -182,13 +182,6 @@ class _Lifter:
             return [self._literal(v) for v in value]
         return value
 
-    @staticmethod
-    def _loop_notes(ops: list[Op]) -> tuple[str, ...]:
-        """Say of which loops the cost is a guess."""
-        loops = [op for op in ops if op.target == "while_loop"]
-        where = ", ".join(op.source or op.name for op in loops)
-        return (f"only values decide how often these loops run, they are priced as one step: {where}",) if loops else ()
-
     # -- items ---------------------------------------------------------------------------------------------------------
     def items(self, before: list[int]) -> list[Item]:
         return [
@@ -213,7 +206,6 @@ class _Lifter:
         outputs: tuple[str, ...],
         batch_rows: int | None,
         scalar_loss: bool,
-        notes: tuple[str, ...],
     ) -> ModelGraph:
         ops, before = self.ops()
         items = self.items(before)
@@ -233,7 +225,6 @@ class _Lifter:
             scalar_loss=scalar_loss,
             colocated=colocated_items(self.program),
             unknown_ops=tuple(sorted(self.unknown)),
-            notes=(*notes, *self._loop_notes(ops)),
             fingerprint=_fingerprint(items, self.specs, ops),
         )
 
@@ -262,7 +253,6 @@ def lift(
     outputs: tuple[str, ...],
     batch_rows: int | None,
     scalar_loss: bool,
-    notes: tuple[str, ...],
 ) -> ModelGraph:
     """Build the graph of one capture at the example's shapes.
 
@@ -277,10 +267,9 @@ def lift(
         outputs: Value names of the result's tensors.
         batch_rows: Rows of the example, if the batch may be cut.
         scalar_loss: Whether the call returns its loss.
-        notes: Sentences for the user.
 
     Returns:
         The graph.
     """
     lifter = _Lifter(name, program, recording, names, shapes, rows)
-    return lifter.graph(training=training, outputs=outputs, batch_rows=batch_rows, scalar_loss=scalar_loss, notes=notes)
+    return lifter.graph(training=training, outputs=outputs, batch_rows=batch_rows, scalar_loss=scalar_loss)

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from partita.tracer.recorder import UNTRACED, Call, Recording, Ref
+from partita.tracer.recorder import UNTRACED, Call, Recording, refs
 from partita.tracer.sizes import depends_on_values, expression_of
-from partita.tracer.tree import leaves
 
 BATCH_NORMS = {"batch_norm", "_native_batch_norm_legit", "native_batch_norm", "cudnn_batch_norm"}
 """Operators that update running statistics in training without saying so in their schema."""
@@ -154,11 +153,11 @@ def _unseen_by_end(recording: Recording) -> dict[int, list[tuple[set[str], set[s
         for child in inner.children:
             visit(child)
         if inner.function is not None or inner.opaque == UNTRACED:
-            read = set(_refs((inner.args, inner.kwargs)))
+            read = set(refs((inner.args, inner.kwargs)))
             if inner.function is None:
                 own = f"{inner.path}." if inner.path else ""
                 read |= {n for n, names in recording.tensors.items() if any(name.startswith(own) for name in names)}
-            found.setdefault(inner.end, []).append((read, smooth.intersection(_refs(inner.result))))
+            found.setdefault(inner.end, []).append((read, smooth.intersection(refs(inner.result))))
 
     visit(recording.root)
     return found
@@ -166,10 +165,6 @@ def _unseen_by_end(recording: Recording) -> dict[int, list[tuple[set[str], set[s
 
 def _is_smooth(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex)
-
-
-def _refs(tree: Any) -> list[str]:
-    return [leaf.name for _, leaf in leaves(tree) if isinstance(leaf, Ref)]
 
 
 def depends_on_data(node: fx.Node) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,18 +39,22 @@ def _higher_order(name: str) -> Any:
     return getattr(torch.ops.higher_order, name)
 
 
-def _own_objects(signature: Signature) -> list[Any]:
-    """Return the objects among a call's arguments that have an identity, in an order that every rank shares."""
-    return [leaf for _, leaf in leaves(signature.template) if not isinstance(leaf, (*PLAIN, Slot, torch.dtype))]
+def _own_objects(signatures: Sequence[Signature]) -> list[Any]:
+    """Return the objects among calls' arguments that have an identity, in an order that every rank shares."""
+    found = [leaf for signature in signatures for _, leaf in leaves(signature.template)]
+    return [leaf for leaf in found if not isinstance(leaf, (*PLAIN, Slot, torch.dtype))]
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, signature: Signature) -> None:
+    def __init__(self, file: io.BytesIO, signatures: Sequence[Signature]) -> None:
         super().__init__(file)
-        self._own = {id(own): i for i, own in enumerate(_own_objects(signature))}
+        self._own = {id(own): i for i, own in enumerate(_own_objects(signatures))}
+        self._signatures = [signature.key for signature in signatures]
 
     def persistent_id(self, value: Any) -> Any:
-        return "signature" if isinstance(value, Signature) else self._own.get(id(value))
+        if isinstance(value, Signature):
+            return "signature", self._signatures.index(value.key)
+        return self._own.get(id(value))
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch._ops.OpOverload):
@@ -63,27 +68,27 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, signature: Signature) -> None:
+    def __init__(self, file: io.BytesIO, signatures: Sequence[Signature]) -> None:
         super().__init__(file)
-        self._own = _own_objects(signature)
-        self._signature = signature
+        self._own = _own_objects(signatures)
+        self._signatures = signatures
 
     def persistent_load(self, key: Any) -> Any:
-        return self._signature if key == "signature" else self._own[key]
+        return self._signatures[key[1]] if isinstance(key, tuple) else self._own[key]
 
 
-def pack(value: Any, signature: Signature) -> bytes:
+def pack(value: Any, *signatures: Signature) -> bytes:
     """Turn something that holds captured programs into bytes.
 
     Args:
         value: Anything; without recordings.
-        signature: The structure of the captured call.
+        signatures: The structures of the captured calls.
 
     Raises:
         CannotTravelError: If a part of it cannot be found by name in another process.
     """
     file = io.BytesIO()
-    pickler = _Pickler(file, signature)
+    pickler = _Pickler(file, signatures)
     try:
         pickler.dump(value)
     except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, RuntimeError) as error:
@@ -91,17 +96,17 @@ def pack(value: Any, signature: Signature) -> bytes:
     return file.getvalue()
 
 
-def unpack(data: bytes, signature: Signature) -> Any:
+def unpack(data: bytes, *signatures: Signature) -> Any:
     """Turn bytes back.
 
     Args:
         data: What `pack` made.
-        signature: The structure of this process' call.
+        signatures: The structures of this process' calls, in the same order.
 
     Raises:
         CannotTravelError: If a class or function is not there in this process.
     """
-    unpickler = _Unpickler(io.BytesIO(data), signature)
+    unpickler = _Unpickler(io.BytesIO(data), signatures)
     try:
         return unpickler.load()
     except Exception as error:  # whatever a class says when it cannot be made here

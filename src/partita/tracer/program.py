@@ -142,13 +142,6 @@ def same_steps(first: Program, second: Program, shapes: Binding) -> bool:
     return same
 
 
-def refs(tree: Any) -> list[str]:
-    """Return the value names in a template, in leaf order."""
-    found: list[str] = []
-    map_leaves(lambda _path, leaf: found.append(leaf.name) if isinstance(leaf, Ref) else None, tree)
-    return found
-
-
 @dataclass(eq=False)
 class Environment:
     """The values of one call (or one microbatch of it) while its steps run.

@@ -261,7 +261,7 @@ class Recorder:
         call.changes = call.changes or call.held.changed()
         if not call.changes:
             after = map_leaves(self.leaf, (args, dict(kwargs)))
-            pairs = zip(_refs((call.args, call.kwargs)), _refs(after), strict=True)
+            pairs = zip(refs((call.args, call.kwargs)), refs(after), strict=True)
             call.moved = tuple((b, a) for b, a in pairs if a != b)
         call.end = len(self.tracer.graph.nodes)
         self.stack.pop()
@@ -389,7 +389,8 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return found
 
 
-def _refs(tree: Any) -> list[str]:
+def refs(tree: Any) -> list[str]:
+    """Return the value names in a template, in leaf order."""
     found: list[str] = []
     map_leaves(lambda _path, leaf: found.append(leaf.name) if isinstance(leaf, Ref) else None, tree)
     return found

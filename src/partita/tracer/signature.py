@@ -7,7 +7,7 @@ that nothing of an example is ever frozen silently.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +99,11 @@ def signature_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Sign
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
     """Return a module's own attributes that are plain constants (``training`` among them)."""
     return {name: value for name, value in vars(module).items() if isinstance(value, PLAIN)}
+
+
+def attributes_of(modules: Mapping[str, nn.Module], paths: Iterable[str]) -> Hashable:
+    """Return the plain attributes of some modules in a form that can be compared; unknown paths are left out."""
+    return tuple(tuple(plain_attributes(modules[path]).items()) for path in sorted(paths) if path in modules)
 
 
 def mode_of(model: nn.Module) -> Hashable:

@@ -20,10 +20,10 @@ from partita.tracer.assume import LEVELS, Reading
 from partita.tracer.fold import Folded, fold
 from partita.tracer.hooks import check_no_global_hooks
 from partita.tracer.opaque import Observations, kept_whole, observe
-from partita.tracer.program import Program, refs
+from partita.tracer.program import Program
 from partita.tracer.reconcile import Foresight, without_data
 from partita.tracer.record import record
-from partita.tracer.recorder import Assumption, Recording, Ref
+from partita.tracer.recorder import Assumption, Recording, Ref, refs
 from partita.tracer.rows import CoupledError, Join, RowAnalysis
 from partita.tracer.signature import Signature, plain_attributes
 from partita.tracer.sizes import Binding, Size
@@ -85,6 +85,7 @@ class Traced:
         recording: The trace (None for a model kept whole, and where another rank has traced).
         folded: Value names and opened calls, where there is a recording.
         refusal: Why the model is kept whole ("" if it is not).
+        stopped_at: ``file:line`` where the trace of a model kept whole stopped.
         tied: Input axes that were taken to have one size.
         results: What the tensors of the result look like (unknown for a model kept whole).
         paths: Paths of all modules whose own code is part of the capture.
@@ -101,6 +102,7 @@ class Traced:
     results: Mapping[str, ResultSpec] = field(default_factory=dict)
     paths: frozenset[str] = frozenset()
     foresight: Foresight | None = None
+    stopped_at: str = ""
     _rows: dict[tuple[int, int], Rows] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -210,6 +212,7 @@ class Tracer:
         self.stateful: dict[str, str] = {}
         self.opaque: dict[type, str] = {}
         self.reading = 0
+        self.stopped_at: dict[type, str] = {}
         self.observations: Observations | None = None
 
     @property
@@ -303,20 +306,23 @@ class Tracer:
                 return traced
         if not whole:
             raise refusals[0]
-        return self.whole(signature, tensors, str(refusals[0]))
+        return self.whole(signature, tensors, str(refusals[0]), str(refusals[0].data.get("place", "")))
 
-    def whole(self, signature: Signature, tensors: tuple[torch.Tensor, ...], refusal: str) -> Traced:
+    def whole(
+        self, signature: Signature, tensors: tuple[torch.Tensor, ...], refusal: str, stopped_at: str = ""
+    ) -> Traced:
         """Return the model as one block.
 
         Args:
             signature: The call's structure.
             tensors: Its tensors.
             refusal: Why it is kept whole.
+            stopped_at: Where its trace stopped, as ``file:line``.
         """
         shapes = tuple(tuple(t.shape) for t in tensors)
         names = tuple(f"in:{name}" for name in signature.names)
         program = whole_program(self.model, signature, names, shapes)
-        return Traced(signature, shapes, program, None, None, refusal=refusal)
+        return Traced(signature, shapes, program, None, None, refusal=refusal, stopped_at=stopped_at)
 
     def _attempt(
         self,
@@ -354,7 +360,9 @@ class Tracer:
             return True
         if not path or self.observations is None:
             return False
-        self.opaque[type(self.model.get_submodule(path))] = str(error).splitlines()[0]
+        kept = type(self.model.get_submodule(path))
+        self.opaque[kept] = str(error).splitlines()[0]
+        self.stopped_at[kept] = str(error.data.get("place", ""))
         return True
 
     def _is_bulk(self, path: str) -> bool:

@@ -67,7 +67,7 @@ def whole_program(model: nn.Module, signature: Signature, inputs: tuple[str, ...
     )
 
 
-def whole_graph(model: nn.Module, program: Program, shapes: Binding, notes: tuple[str, ...]) -> ModelGraph:
+def whole_graph(model: nn.Module, program: Program, shapes: Binding) -> ModelGraph:
     """Return the graph of a model kept whole: one item, one operator whose cost is unknown."""
     specs = [
         TensorSpec(id=i, shape=s, dtype="float32", role="input", names=(i,), storage=i)
@@ -116,6 +116,5 @@ def whole_graph(model: nn.Module, program: Program, shapes: Binding, notes: tupl
         outputs=(RESULT,),
         training=model.training,
         unknown_ops=("model",),
-        notes=notes,
         fingerprint=digest,
     )

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from partita.errors import CaptureError
 from partita.tracer.opaque import observe
-from partita.tracer.program import refs
+from partita.tracer.recorder import refs
 from partita.tracer.signature import signature_of
 from partita.tracer.traced import Tracer
 from partita.tracer.verify import check_equal, shadow

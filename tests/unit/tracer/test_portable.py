@@ -113,3 +113,16 @@ def test_the_order_of_steps_is_part_of_a_digest() -> None:
     second = capture_model(Model(lambda self, x: self.linear(x * 2) + self.linear(x)), (rows(),))
     assert digest(first.traced.program) == digest(first.traced.program)
     assert digest(first.traced.program) != digest(second.traced.program)
+
+
+def test_calls_captured_ahead_travel_with_their_own_signatures() -> None:
+    def flagged(self: Model, x: torch.Tensor, *, twice: bool = False) -> torch.Tensor:
+        return self.linear(x) * (2 if twice else 1)
+
+    calls: list[dict[str, object]] = [{"x": rows()}, {"x": rows(), "twice": True}]
+    captured = capture_model(Model(flagged), calls)
+    signatures = [signature_of((), call)[0] for call in calls]
+    received = unpack(pack(captured.ahead, *signatures), *signatures)
+    assert [ahead.traced.signature for ahead in received] == [signatures[1], signatures[0]]
+    assert [ahead.mode for ahead in received] == [ahead.mode for ahead in captured.ahead]
+    assert [ahead.state for ahead in received] == [ahead.state for ahead in captured.ahead]

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from partita.errors import CaptureError
+from partita.tracer.compare import relative_error
 from partita.tracer.recorder import Ref
 from partita.tracer.signature import signature_of
 from partita.tracer.tree import map_leaves
-from partita.tracer.verify import check_equal, relative_error
+from partita.tracer.verify import check_equal
 from tests.unit.tracer.traces import WIDTH, Model, rows, trace
 
 
