@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from partita.errors import CaptureError, ExecutionError
+from partita.errors import ExecutionError
 from partita.ir.plan import Plan
 from partita.runtime.placement import Placement, holders
 from partita.runtime.rows import Chunk, cut_rows
@@ -163,19 +163,10 @@ class Variants:
         return self._cut(variant, tensors, shapes)
 
     def _find_or_capture(self, signature: Signature, tensors: tuple[torch.Tensor, ...]) -> Variant:
-        """Lay out a call that was captured ahead, or capture it now.
-
-        Raises:
-            CaptureError: If the call was found to differ from the model.
-        """
+        """Lay out a call that was captured ahead, or capture it now."""
         mode = mode_of(self._live)
         for ahead in self._ahead:
             if ahead.fits(signature, tensors, mode) and ahead.state == self._state(ahead.traced):
-                if ahead.refusal:
-                    raise CaptureError(
-                        f"this call of {self._tracer.name} cannot be run in parts: {ahead.refusal}",
-                        hint="run it on the model itself, loaded with full_state_dict()",
-                    )
                 return self._follow(ahead.traced, ahead.rows)
         return self._capture(signature, tensors)
 

@@ -36,7 +36,6 @@ class Ahead:
         mode: Of the model, see `mode_of`.
         state: Plain attributes of the opened modules for which it holds.
         tried: Its rows were tried on numbers.
-        refusal: Why the call must not be run ("" if it may): its capture differs from the model.
     """
 
     traced: Traced
@@ -44,7 +43,6 @@ class Ahead:
     mode: Hashable
     state: Hashable
     tried: bool
-    refusal: str = ""
 
     def fits(self, signature: Signature, tensors: tuple[torch.Tensor, ...], mode: Hashable) -> bool:
         """Whether this is the capture of such a call."""
@@ -72,6 +70,7 @@ class Forecast:
         found: Further captures.
         comparisons: What was compared.
         remarks: Sentences for the report.
+        refusal: Why the model has to be kept whole ("" if it has not).
     """
 
     settings: Settings
@@ -81,6 +80,7 @@ class Forecast:
     found: list[Ahead] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    refusal: str = ""
 
     def examples(self, examples: Sequence[Example], start: int = 2) -> None:
         """Compare further examples with the model; capture those that the capture does not hold for.
@@ -139,7 +139,7 @@ class Forecast:
     def evaluation(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """Capture and verify the example in evaluation mode without gradients.
 
-        An evaluation that cannot be captured, or differs, is noted; the call is then refused when it occurs.
+        One that differs keeps the model whole; one that cannot be captured is noted, and refused when it occurs.
         """
         live, tracer = self.settings.live, self.settings.tracer
         assert live is not None
@@ -168,11 +168,12 @@ class Forecast:
 
         compared, cut = self.settings.agree(decide)
         self.comparisons.append(compared)
+        self.refusal = compared.problem
+        if self.refusal:
+            return
         rows, _ = rows_along(traced, self.rows.axis if cut and self.rows else None, tensors, None)
-        self._note(traced, rows, evaluated, mode_of(evaluated), tried=True, refusal=compared.problem)
+        self._note(traced, rows, evaluated, mode_of(evaluated), tried=True)
 
-    def _note(
-        self, traced: Traced, rows: Rows | None, model: nn.Module, mode: Hashable, *, tried: bool, refusal: str = ""
-    ) -> None:
+    def _note(self, traced: Traced, rows: Rows | None, model: nn.Module, mode: Hashable, *, tried: bool) -> None:
         state = attributes_of(dict(model.named_modules(remove_duplicate=False)), traced.paths)
-        self.found.append(Ahead(traced, rows, mode, state, tried, refusal))
+        self.found.append(Ahead(traced, rows, mode, state, tried))

@@ -25,10 +25,11 @@ from partita.tracer.findings import loop_remarks, module_entries, report_of
 from partita.tracer.lift import lift
 from partita.tracer.program import Program
 from partita.tracer.recorder import Ref, refs
-from partita.tracer.signature import signature_of
+from partita.tracer.signature import Signature, signature_of
 from partita.tracer.traced import Rows, Traced, Tracer
 from partita.tracer.tree import leaves, path_text
 from partita.tracer.trials import PATIENCE_S, Verify
+from partita.tracer.verify import weights_as_they_were
 from partita.tracer.whole import whole_graph, whole_program
 
 
@@ -172,6 +173,19 @@ def capture_model(
     tracer = Tracer(model, device)
     live = model if has_weights(model) and not any(t.is_meta for t in tensors) else None
     settings = Settings(tracer, live, verify, agree)
+    with weights_as_they_were(None if verify == "off" else live):
+        return _captured(settings, model, signature, tensors, others)
+
+
+def _captured(
+    settings: Settings,
+    model: nn.Module,
+    signature: Signature,
+    tensors: tuple[torch.Tensor, ...],
+    others: Sequence[Example],
+) -> Captured:
+    """Trace, verify, look ahead and report."""
+    tracer, live, verify, agree = settings.tracer, settings.live, settings.verify, settings.agree
     begin = time.perf_counter()
     traced = tracer.trace(signature, tensors, live=live)
     slow = verify != "always" and time.perf_counter() - begin > PATIENCE_S
@@ -224,9 +238,7 @@ def _look_ahead(
         return ""
     if quick:
         forecast.evaluation(tensors)
-    else:
-        why = (
-            "not tried, the capture took long; verify='always' tries it, otherwise it is captured when it first occurs"
-        )
-        forecast.comparisons.append(Comparison(call=EVALUATION, problem=why))
+        return forecast.refusal and f"evaluation of {type(settings.live).__name__}: {forecast.refusal}"
+    why = "not tried, the capture took long; verify='always' tries it, otherwise it is captured when it first occurs"
+    forecast.comparisons.append(Comparison(call=EVALUATION, problem=why))
     return ""

@@ -45,6 +45,38 @@ def shadow(model: nn.Module) -> nn.Module:
     )
 
 
+KEPT_BYTES = 2**29
+"""Of models with more parameters no copy is kept while they are tried."""
+
+
+@contextlib.contextmanager
+def weights_as_they_were(model: nn.Module | None) -> Iterator[None]:
+    """Undo what trials do to the weights of a model whose forward changes them.
+
+    Args:
+        model: The user's model, or None.
+
+    Raises:
+        CaptureError: If the weights were changed and the model is too large for a copy (more than `KEPT_BYTES`).
+    """
+    parameters = {} if model is None else dict(model.named_parameters())
+    small = sum(p.numel() * p.element_size() for p in parameters.values()) <= KEPT_BYTES
+    kept = {name: p.detach().clone() for name, p in parameters.items()} if small else {}
+    versions = {name: p._version for name, p in parameters.items()}
+    try:
+        yield
+    finally:
+        for name, before in kept.items():
+            if not torch.equal(parameters[name], before):
+                parameters[name].data.copy_(before)
+    changed = next((n for n, p in parameters.items() if not small and p._version != versions[n]), None)
+    if changed is not None:
+        raise CaptureError(
+            f"the forward of {type(model).__name__} changes its own weight {changed!r}, which a trial has done to it",
+            hint="build the model anew and pass verify='off', or change weights outside of the forward",
+        )
+
+
 class _NoChance(TorchDispatchMode):
     """Replaces random draws by fixed values, so that dropout keeps everything and noise is a constant."""
 

@@ -1,15 +1,16 @@
-"""Calls that were captured ahead are found when they occur, and refused if they differ from the model."""
-
-from dataclasses import replace
+"""Calls that were captured ahead are found when they occur, and keep the model whole if they differ from it."""
 
 import pytest
 import torch
+from torch import nn
 
 import partita
 from partita.errors import CaptureError
 from partita.runtime.variants import Variants
-from partita.tracer.ahead import Forecast
-from tests.unit.tracer.traces import Model, rows
+from partita.tracer import verify
+from partita.tracer.capture import capture_model
+from partita.tracer.verify import weights_as_they_were
+from tests.unit.tracer.traces import WIDTH, Model, rows
 
 
 def dropping(self, x, *, scale=1.0):
@@ -41,16 +42,43 @@ def test_evaluation_and_examples_need_no_further_capture(model, monkeypatch):
     pm(rows())
 
 
-def test_an_evaluation_that_differs_is_refused_by_name(model, monkeypatch):
-    note = Forecast._note
+class Rescaling(nn.Module):
+    """Halves its weights when it is evaluated, and doubles them when it is trained again."""
 
-    def differing(self, *args, **options):
-        note(self, *args, **options)
-        self.found[-1] = replace(self.found[-1], refusal="the result is off by 1.0 relative (in eval())")
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.halved = False
 
-    monkeypatch.setattr(Forecast, "_note", differing)
-    pm = build(model, (rows(),))
-    pm(rows())
-    pm.eval()
-    with torch.no_grad(), pytest.raises(CaptureError, match="the result is off by"):
-        pm(rows())
+    def forward(self, x):
+        if self.halved == self.training:
+            with torch.no_grad():
+                for layer in self.layers:
+                    layer.weight.mul_(2.0 if self.training else 0.5)
+            self.halved = not self.training
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_model_that_changes_its_weights_for_evaluation_is_kept_whole_and_unharmed():
+    model = Rescaling()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    captured = capture_model(model, (rows(),))
+    assert captured.traced.kept_whole
+    assert "Rescaling" in captured.traced.refusal
+    assert not model.halved
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name])
+
+
+def test_weights_that_trials_have_changed_are_put_back(monkeypatch):
+    layer = nn.Linear(3, 3)
+    before = layer.weight.detach().clone()
+    with weights_as_they_were(layer), torch.no_grad():
+        layer.weight.data.mul_(2)
+    assert torch.equal(layer.weight, before)
+    monkeypatch.setattr(verify, "KEPT_BYTES", 8)
+    with pytest.raises(CaptureError, match="changes its own weight 'weight'"), weights_as_they_were(layer):  # noqa: SIM117
+        with torch.no_grad():
+            layer.weight.mul_(2)
