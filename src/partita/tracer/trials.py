@@ -143,8 +143,16 @@ def _other_sizes(
         values = known | change
         for turned in (True, False):
             made = _resized(rules, tensors, values, first if turned else None)
-            if made is not None and rules.holds(tuple(tuple(t.shape) for t in made)):
+            if made is None or not rules.holds(tuple(tuple(t.shape) for t in made)):
+                continue
+            if _as_many_rows(tensors, made):
                 yield made
+
+
+def _as_many_rows(tensors: tuple[torch.Tensor, ...], made: tuple[torch.Tensor, ...]) -> bool:
+    """Whether inputs that had one leading size still have one: a call with rows that do not match is no call."""
+    pairs = {(t.shape[0], m.shape[0]) for t, m in zip(tensors, made, strict=True) if t.ndim}
+    return len(pairs) == len({before for before, _ in pairs})
 
 
 def _resized(

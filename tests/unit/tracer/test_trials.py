@@ -1,6 +1,7 @@
 """A capture with something of its example burnt in is found by one of the trials, which names it."""
 
 import pytest
+import sympy
 import torch
 from torch import nn
 
@@ -9,7 +10,7 @@ from partita.tracer.capture import capture_model
 from partita.tracer.recorder import Ref
 from partita.tracer.rows import Join
 from partita.tracer.signature import signature_of
-from partita.tracer.sizes import Size
+from partita.tracer.sizes import Size, SizeRules
 from partita.tracer.tree import map_leaves
 from partita.tracer.trials import other_calls, try_call, try_once
 from partita.tracer.verify import rows_apart, shadow
@@ -194,3 +195,12 @@ def test_nothing_is_tried_on_request():
     assert captured.graph.report.comparisons == ()
     assert not captured.graph.report.verified
     assert captured.ahead == ()
+
+
+def test_rows_that_do_not_match_are_not_tried():
+    free, width = sympy.symbols("s0 s1", integer=True, positive=True)
+    axes = ((sympy.Integer(4), width), (free, width))  # the rows of the first input are fixed, those of the second free
+    rules = SizeRules(axes=axes, conditions=(), lower={}, upper={})
+    tried = [tuple(map(tuple, (a.shape, b.shape))) for a, b in other_calls(rules, (torch.ones(4, 8), torch.ones(4, 8)))]
+    assert all(a[0] == b[0] for a, b in tried)
+    assert tried
