@@ -15,6 +15,7 @@ TERA = 1e12
 # float32 products run on the vector units unless the user allows TF32, which PyTorch does not by default.
 _GPU_EFFICIENCY: tuple[tuple[str, float], ...] = (
     ("matmul", 0.70),
+    ("tile", 0.92),
     ("convolution", 0.55),
     ("attention", 0.50),
     ("scan", 0.40),
@@ -27,7 +28,9 @@ _GPU_EFFICIENCY: tuple[tuple[str, float], ...] = (
     ("movement", 0.80),
     ("memory", 0.80),
 )
-"""Fraction of the peak (first four) or of the memory bandwidth (the rest; ``memory`` is what the first four reach)."""
+"""Fraction of the peak (first five; ``tile`` is what a large tile of a product approaches, see
+`partita.cost.tiles`) or of the
+memory bandwidth (the rest; ``memory`` is what the first five reach)."""
 
 _CPU_EFFICIENCY: tuple[tuple[str, float], ...] = (
     ("matmul", 0.95),
@@ -46,7 +49,7 @@ _CPU_EFFICIENCY: tuple[tuple[str, float], ...] = (
 """The same for a CPU, whose peak is a *reached* product rate: convolutions vary from 10 to 234 GFLOP/s by shape, random
 numbers and transcendental functions reach 2-28 GB/s where additions reach 37-72."""
 
-_EFFICIENCY_SOURCE = "; efficiencies: Vidur's public operator tables"
+_EFFICIENCY_SOURCE = "; efficiencies: Vidur's public operator tables of A100 and H100"
 
 
 def _gpu(name: str, memory_gb: int, bandwidth: float, peaks: dict[str, float], units: int, source: str) -> DeviceSpec:
