@@ -38,13 +38,14 @@ RELATIVE_ERROR = {"cpu": 0.40, "cuda": 0.20}
 known device. CPU: even fitted in-sample rooflines are off by that much."""
 COMMUNICATION_ERROR = 0.40
 """Half-width of a message's and a collective's credible range, inside a host and above 8 MB."""
-NETWORK_ERROR = 0.60
-"""The same between hosts, and from 1 to 8 MB: what a network reaches is between a third and all of its datasheet."""
 SMALL_BYTES, LARGE_BYTES = 10**6, 8 * 10**6
 SMALL_FACTOR = 2.5
-"""Below 1 MB only the order of magnitude is known: a range from the value divided by this to the value times this."""
+"""Up to 1 MB a message or collective takes up to this times what is modelled; to 8 MB the range is between the two."""
+NETWORK_FACTOR = 4.0
+"""Between hosts a collective takes up to this times what the datasheet's rate says (6-20 GB/s measured for 20)."""
+
 OPTIMIZER_ERROR = 0.40
-"""Half-width of an update's credible range; a fused implementation moves 3.5 x less than a loop."""
+"""Half-width of an update's credible range."""
 
 _COMPUTE_KINDS: frozenset[OpKind] = frozenset({"matmul", "attention", "convolution", "scan"})
 _SPARSE_KINDS: frozenset[OpKind] = frozenset({"embedding", "view"})
@@ -164,11 +165,12 @@ class AnalyticModel:
         host = cluster.levels[0].group_size
         return _communicated(seconds, num_bytes, inside=len({rank // host for rank in ranks}) == 1)
 
-    def optimizer_s(self, parameter_bytes: int, optimizer: str, device: DeviceSpec) -> Estimate:
-        """Price the update: its traffic at the bandwidth that streaming kernels reach."""
+    def optimizer_s(self, parameter_bytes: int, optimizer: str, device: DeviceSpec, *, fused: bool = False) -> Estimate:
+        """Price the update: its traffic (one kernel's, if ``fused``) at the bandwidth that streaming kernels reach."""
         if parameter_bytes == 0:
             return ZERO
-        traffic = optimizer_cost(optimizer).traffic * parameter_bytes
+        cost = optimizer_cost(optimizer)
+        traffic = (cost.fused_traffic if fused else cost.traffic) * parameter_bytes
         reached = device.memory_bandwidth * _efficiency(device, "memory")
         return modelled(device.launch_s + traffic / reached, OPTIMIZER_ERROR)
 
@@ -214,9 +216,13 @@ def modelled(value: float, relative_error: float) -> Estimate:
 
 def _communicated(seconds: float, num_bytes: int, *, inside: bool) -> Estimate:
     """Return a message's or a collective's estimate, the wider the smaller it is and the farther it goes."""
-    if num_bytes < SMALL_BYTES:
-        return Estimate(value=seconds, low=seconds / SMALL_FACTOR, high=seconds * SMALL_FACTOR, source="modelled")
-    return modelled(seconds, COMMUNICATION_ERROR if inside and num_bytes > LARGE_BYTES else NETWORK_ERROR)
+    slower = 1.0 + COMMUNICATION_ERROR
+    if num_bytes <= LARGE_BYTES:
+        slower = SMALL_FACTOR if num_bytes <= SMALL_BYTES else 2 * slower - 1.0
+    low = seconds * (1.0 - COMMUNICATION_ERROR)
+    return Estimate(
+        value=seconds, low=low, high=seconds * (slower if inside else max(slower, NETWORK_FACTOR)), source="modelled"
+    )
 
 
 def _factor(graph: ModelGraph, rows: int) -> float:

@@ -43,25 +43,27 @@ class OptimizerCost:
     Attributes:
         states: Elements of state per element.
         traffic: Elements moved per element in one update (unfused Adam: about 100 bytes of a float32 parameter).
+        fused_traffic: The same in one kernel: parameter, gradient and state read once, parameter and state written.
         loop_temporaries: Temporaries of the for-loop implementation (the default on a CPU), in largest parameters.
         foreach_temporaries: Temporaries of the foreach implementation (the default on CUDA), in all trainable bytes.
     """
 
     states: float
     traffic: float
+    fused_traffic: float
     loop_temporaries: float
     foreach_temporaries: float
 
 
 OPTIMIZERS: dict[str, OptimizerCost] = {
-    "sgd": OptimizerCost(states=0, traffic=3, loop_temporaries=1, foreach_temporaries=0),
-    "sgd_momentum": OptimizerCost(states=1, traffic=6, loop_temporaries=1, foreach_temporaries=0),
-    "adam": OptimizerCost(states=2, traffic=25, loop_temporaries=2, foreach_temporaries=1),
-    "adamw": OptimizerCost(states=2, traffic=25, loop_temporaries=2, foreach_temporaries=1),
-    "adafactor": OptimizerCost(states=0.01, traffic=15, loop_temporaries=2, foreach_temporaries=1),
+    "sgd": OptimizerCost(states=0, traffic=3, fused_traffic=3, loop_temporaries=1, foreach_temporaries=0),
+    "sgd_momentum": OptimizerCost(states=1, traffic=6, fused_traffic=5, loop_temporaries=1, foreach_temporaries=0),
+    "adam": OptimizerCost(states=2, traffic=25, fused_traffic=7, loop_temporaries=2, foreach_temporaries=1),
+    "adamw": OptimizerCost(states=2, traffic=25, fused_traffic=7, loop_temporaries=2, foreach_temporaries=1),
+    "adafactor": OptimizerCost(states=0.01, traffic=15, fused_traffic=15, loop_temporaries=2, foreach_temporaries=1),
 }
 """Optimisers by name."""
-_BY_BYTES = OptimizerCost(states=0, traffic=25, loop_temporaries=2, foreach_temporaries=1)
+_BY_BYTES = OptimizerCost(states=0, traffic=25, fused_traffic=7, loop_temporaries=2, foreach_temporaries=1)
 
 
 def optimizer_cost(optimizer: str) -> OptimizerCost:

@@ -133,6 +133,8 @@ def test_an_update_moves_a_hundred_bytes_per_parameter():
     seconds = AnalyticModel().optimizer_s(4 * 10**9, "adamw", DEVICES["A100-80GB"])
     assert seconds.value == pytest.approx(100e9 / (0.8 * 2039e9), rel=0.001)
     assert AnalyticModel().optimizer_s(0, "adamw", CPU) == ZERO
+    fused = AnalyticModel().optimizer_s(4 * 10**9, "adamw", DEVICES["A100-80GB"], fused=True)
+    assert fused.value == pytest.approx(28e9 / (0.8 * 2039e9), rel=0.001)
 
 
 def test_messages_and_reductions_are_modelled():
@@ -144,13 +146,12 @@ def test_messages_and_reductions_are_modelled():
 
 def test_a_message_is_the_less_certain_the_smaller_it_is_and_the_farther_it_goes():
     model, cluster = AnalyticModel(), parse_cluster("2x4xA100-40GB")
-    small, near, far = (
+    near, middling, small, far = (
         model.collective_s("all_gather", size, ranks, cluster)
-        for size, ranks in ((10**4, [0, 1]), (10**8, [0, 1]), (10**8, [0, 4]))
+        for size, ranks in ((10**8, [0, 1]), (4 * 10**6, [0, 1]), (10**4, [0, 1]), (10**8, [0, 4]))
     )
-    widths = [(found.high - found.low) / found.value for found in (near, far, small)]
-    assert widths == pytest.approx([0.8, 1.2, 2.1])
-    assert {found.source for found in (small, near, far)} == {"modelled"}
+    assert [found.high / found.value for found in (near, middling, small, far)] == pytest.approx([1.4, 1.8, 2.5, 4.0])
+    assert {found.source for found in (small, middling, near, far)} == {"modelled"}
 
 
 @pytest.mark.parametrize(("items", "rows", "message"), [([0], 0, "at least one row"), ([1], 1, "items 0 to 0, not 1")])
