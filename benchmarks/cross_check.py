@@ -1,6 +1,6 @@
 """Compare the cost model with public measurements of GPUs; no device is needed.
 
-    python benchmarks/cross_check.py --data DIRECTORY [--json FILE]
+    python benchmarks/cross_check.py --data DIRECTORY [--json [FILE]]
 
 ``--data`` (default: the environment variable PARTITA_BENCHDATA) holds the projects' tables as `public_tables` reads
 them. A row shows median and 90th percentile of |predicted / measured - 1| in per cent, signed median, and the target
@@ -282,22 +282,33 @@ def main() -> int:
     """Compare, print, and count the targets missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default=os.environ.get("PARTITA_BENCHDATA"), help="directory of the public tables")
-    parser.add_argument("--json", type=Path, help="also write the findings here")
+    parser.add_argument(
+        "--json", nargs="?", const="-", help="print JSON instead of the table, or write it to this file too"
+    )
     arguments = parser.parse_args()
     if not arguments.data:
         parser.error("no data: give --data, or set PARTITA_BENCHDATA to the directory of the public tables")
     data = Path(arguments.data)
     if not data.is_dir():
         parser.error(f"{data} is no directory")
-    findings = [found for part in (collectives, serving, training, steps) for found in part(data) if found is not None]
+    try:
+        findings = [
+            found for part in (collectives, serving, training, steps) for found in part(data) if found is not None
+        ]
+    except FileNotFoundError as error:
+        parser.error(f"{data} lacks {error.filename}")
+    missed = [found for found in findings if found.reached is False]
+    rows = [asdict(found) | {"reached": found.reached} for found in findings]
+    document = json.dumps({"findings": rows, "defects": DEFECTS, "missed": len(missed)}, indent=1) + "\n"
+    if arguments.json == "-":
+        sys.stdout.write(document)
+        return len(missed)
     print(table_of(findings))
     print("\nLeft out or inferred:", *DEFECTS, sep="\n- ")
     print("\nMegatron rows show mean and worst instead of median and 90th percentile.")
-    missed = [found for found in findings if found.reached is False]
     print(f"\ntargets: {sum(found.reached is not None for found in findings)}, missed: {len(missed)}")
     if arguments.json:
-        rows = [asdict(found) | {"reached": found.reached} for found in findings]
-        arguments.json.write_text(json.dumps({"findings": rows, "defects": DEFECTS}, indent=1) + "\n")
+        Path(arguments.json).write_text(document, encoding="utf-8")
     return len(missed)
 
 

@@ -1,5 +1,7 @@
 """The catalogue's figures are of the right order, sourced, and consistent."""
 
+from pathlib import Path
+
 import pytest
 
 from partita.cost.catalogue import ALIASES, DEVICES, HOST_LINKS, LINKS, NETWORK_LINKS
@@ -67,3 +69,15 @@ def test_a_chip_of_one_size_and_form_needs_neither():
     assert ALIASES["RTX4090"] == "RTX4090-24GB"
     assert set(ALIASES.values()) <= set(DEVICES)
     assert not {"A100", "V100", "H100", "GH200", "cpu"} & set(ALIASES)
+
+
+def test_the_documented_tables_are_the_catalogues():
+    text = (Path(__file__).parents[3] / "docs" / "costs.md").read_text(encoding="utf-8")
+    for name, device in DEVICES.items():
+        peaks = dict(device.peak_flops)
+        halves = [f"{peaks[dtype] / 1e12:g}" if dtype in peaks else "—" for dtype in ("float16", "bfloat16", "float32")]
+        row = [f"`{name}`", f"{device.memory_bytes / 1e9:g}", f"{device.memory_bandwidth / 1e9:g}", *halves]
+        row += [str(device.units or "—"), f"{HOST_LINKS[name]}, {NETWORK_LINKS[name]}"]
+        assert f"| {' | '.join(row)} |" in text
+    for name, link in LINKS.items():
+        assert f"| `{name}` | {link.latency_s * 1e6:g} | {link.bandwidth / 1e9:g} | {link.source} |" in text
