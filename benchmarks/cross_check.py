@@ -247,6 +247,12 @@ def training(data: Path) -> Iterable[Finding | None]:
         whole = any(row.both_s for row in rows)
         if whole:
             yield finding(section, "forward alone", forwards)
+        updates = [
+            MODEL.optimizer_s(4 * row.parameters, "adam", DEVICES[row.device]).value / row.update_s - 1
+            for row in rows
+            if row.update_s
+        ]
+        yield finding(section, "update, unfused Adam", updates)
         together = [error for errors in groups.values() for error in errors]
         yield finding(section, "all, forward + backward" if whole else "all, forward", together, goal)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 DEFECTS = (
@@ -18,6 +18,7 @@ DEFECTS = (
     "sailor: GPT-Neo-2.7/GH-96 is a copy of OPT-350's file; not used",
     "sailor: A100-40 of LLAMA-3-8 and OPT-30 runs 5 times slower than its OPT-350 implies; not used",
     "sailor: neither precision (TF32 from Ampere on) nor eager attention is written down; both are inferred",
+    "sailor: what it calls LLAMA-3-8 has layers of 268 M parameters by its own llm_info.json; taken as such",
     "galvatron: tables with negative layer times (llama_fa and others) are measuring errors; not used",
     "galvatron: the device is not named; A100 is inferred",
     "calculon: its memory figures are values of a formula, not measurements; its eight step times are measured",
@@ -58,7 +59,7 @@ class TrainedRow:
     forward_s: float
     both_s: float = 0.0
     update_s: float = 0.0
-    parts: dict[str, float] = field(default_factory=dict)
+    parameters: int = 0
 
 
 def vidur_collectives(data: Path) -> list[CollectiveTable]:
@@ -160,23 +161,26 @@ def galvatron_collectives(data: Path) -> list[CollectiveTable]:
 
 def sailor_layers(data: Path) -> list[TrainedRow]:
     """Return middle layers of Llama-3-8B and OPT-350M on one device (float32 or TF32, eager attention)."""
-    llama = {"width": 4096, "hidden": 14336, "heads": 32, "kv_heads": 8, "gated": True, "length": 8192}
+    # By the project's own llm_info.json this layer has 268 M parameters: 16384 inside, and no shared heads.
+    llama = {"width": 4096, "hidden": 16384, "heads": 32, "gated": True, "length": 8192}
     llama |= {"norm": "rms_norm", "dropout": False}
     opt = {"width": 1024, "hidden": 4096, "heads": 16, "length": 2048, "dropout": True}
     found = []
-    for model, folder, device, base in (
-        ("LLAMA-3-8", "GH-96", "GH200-96GB", llama),
-        ("OPT-350", "A100-40", "A100-40GB", opt),
-        ("OPT-350", "GH-96", "GH200-96GB", opt),
-        ("OPT-350", "V100-16", "V100-16GB", opt),
-        ("OPT-350", "RTX-3090", "RTX3090-24GB", opt),
+    for model, folder, device, base, parameters in (
+        ("LLAMA-3-8", "GH-96", "GH200-96GB", llama, 268_496_896),
+        ("OPT-350", "A100-40", "A100-40GB", opt, 12_596_224),
+        ("OPT-350", "GH-96", "GH200-96GB", opt, 12_596_224),
+        ("OPT-350", "V100-16", "V100-16GB", opt, 12_596_224),
+        ("OPT-350", "RTX-3090", "RTX3090-24GB", opt, 12_596_224),
     ):
         path = data / "sailor/sailor/Planner/sailor_planner/profiles" / model / folder / "profile.json"
         for batch, by_degree in sorted(json.loads(path.read_text()).items(), key=lambda entry: int(entry[0])):
             if "1" in by_degree:
                 forward, backward, update = by_degree["1"]["2"]
                 shape = {**base, "rows": int(batch), "dtype": "float32"}
-                found.append(TrainedRow("sailor", device, model, shape, forward, forward + backward, update))
+                found.append(
+                    TrainedRow("sailor", device, model, shape, forward, forward + backward, update, parameters)
+                )
     return found
 
 
