@@ -1,6 +1,8 @@
 """Devices and links by name, with the source and date of every figure.
 
-Units are decimal, as on datasheets (1 GB is 10**9 bytes); peaks are dense. Datasheets were last read in November 2026.
+Units are decimal, as on datasheets (1 GB is 10**9 bytes); peaks are dense. The datasheets of V100 to H200
+were last read in November 2026; the figures of the others are those their makers publish, entered in December 2026 and
+checked, for B200 and MI250X, against public pages.
 What a device *reaches* of its peak is its ``efficiency`` by cost class, from public measurements on A100 and H100
 (Vidur's per-operator tables: products of 512 tokens and more reach 0.65-0.76 and 0.64-0.78 of the peak).
 """
