@@ -33,6 +33,7 @@ static: $(STAMP) ## The part of `check` that runs no code.
 bench: $(STAMP) ## Run the benchmarks and print their tables.
 	$(BIN)/python benchmarks/emulated.py $(ARGS)
 	$(BIN)/python benchmarks/capture.py $(ARGS)
+	test -z "$$PARTITA_BENCHDATA" || $(BIN)/python benchmarks/cross_check.py
 
 golden: $(STAMP) ## Rewrite the golden files, then show what changed.
 	$(BIN)/python -m pytest tests/golden --update-golden $(ARGS)

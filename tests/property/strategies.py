@@ -143,7 +143,8 @@ def links() -> st.SearchStrategy[Link]:
 
 @st.composite
 def devices(draw: st.DrawFn, name: str = "toy") -> DeviceSpec:
-    """One kind of device."""
+    """One kind of device, with or without known tiles."""
+    units = draw(st.sampled_from([0, 0, 4, 108]))
     return DeviceSpec(
         name=name,
         platform=draw(st.sampled_from(["cpu", "cuda"])),
@@ -151,20 +152,28 @@ def devices(draw: st.DrawFn, name: str = "toy") -> DeviceSpec:
         peak_flops=(("float32", draw(st.sampled_from([1e9, 1e12]))),),
         memory_bandwidth=draw(st.sampled_from([1e9, 1e11])),
         launch_s=draw(st.sampled_from([0.0, 1e-5])),
+        efficiency=(("matmul", 0.7), ("tile", 0.9)) if units else (),
         source="drawn",
+        units=units,
     )
 
 
 @st.composite
 def clusters(draw: st.DrawFn, max_devices: int = 8, max_kinds: int = 2) -> Cluster:
-    """Up to ``max_devices`` devices of one or two kinds, in equal hosts of one site."""
+    """Up to ``max_devices`` devices of one or two kinds, in equal hosts of one site, whose links may differ."""
     hosts = draw(st.integers(1, 2 if max_devices > 1 else 1))
     per_host = draw(st.integers(1, max_devices // hosts))
     num_kinds = draw(st.integers(1, max_kinds))
     kinds = tuple(draw(devices(name=f"toy{kind}")) for kind in range(num_kinds))
-    levels = [Level(name="host", link=draw(links()), group_size=per_host)]
+    own = draw(st.lists(links(), min_size=hosts, max_size=hosts)) if draw(st.booleans()) else []
+    link = min(own, key=lambda link: link.bandwidth) if own else draw(links())
+    levels = [
+        Level(name="host", link=link, group_size=per_host, group_links=tuple(own), in_network=draw(st.booleans()))
+    ]
     if hosts > 1:
-        levels.append(Level(name="site", link=draw(links()), group_size=hosts * per_host))
+        levels.append(
+            Level(name="site", link=draw(links()), group_size=hosts * per_host, in_network=draw(st.booleans()))
+        )
     return Cluster(
         name=f"{hosts}x{per_host}xtoy",
         kinds=kinds,

@@ -121,12 +121,21 @@ def _cluster(text: str) -> dict[str, Any]:
 
     cluster = parse_cluster(text)
     kinds = [
-        {"name": kind.name, "count": cluster.device_kinds.count(index), "memory_bytes": kind.memory_bytes}
+        {
+            "name": kind.name,
+            "count": cluster.device_kinds.count(index),
+            "memory_bytes": kind.memory_bytes,
+            "memory_bandwidth": kind.memory_bandwidth,
+            "peak_flops": dict(kind.peak_flops),
+            "launch_s": kind.launch_s,
+            "source": kind.source,
+        }
         for index, kind in enumerate(cluster.kinds)
     ]
     levels = [
-        {"name": level.name, "ranks": level.group_size, "latency_s": level.link.latency_s}
-        | {"bandwidth": level.link.bandwidth}
+        {"name": level.name, "ranks": level.group_size, "in_network": level.in_network}
+        | {"latency_s": level.link.latency_s, "bandwidth": level.link.bandwidth, "source": level.link.source}
+        | {"group_bandwidths": [link.bandwidth for link in level.group_links]}
         for level in cluster.levels
     ]
     return {"name": cluster.name, "devices": cluster.num_devices, "kinds": kinds, "levels": levels}
@@ -167,14 +176,21 @@ def _measured_text(measured: dict[str, Any] | None) -> list[str]:
 
 
 def _cluster_text(cluster: dict[str, Any]) -> list[str]:
-    kinds = ", ".join(
-        f"{kind['count']} x {kind['name']} with {format_bytes(kind['memory_bytes'])}" for kind in cluster["kinds"]
-    )
-    return [
-        f"cluster {cluster['name']}: {cluster['devices']} devices, {kinds}",
-        *(
-            f"  {level['name']}: groups of {level['ranks']}, {format_seconds(level['latency_s'])} "
-            f"and {format_bandwidth(level['bandwidth'])}"
-            for level in cluster["levels"]
-        ),
-    ]
+    lines = [f"cluster {cluster['name']}: {cluster['devices']} devices"]
+    for kind in cluster["kinds"]:
+        peaks = ", ".join(f"{dtype} {format_flops(peak)}/s" for dtype, peak in kind["peak_flops"].items())
+        memory = f"{format_bytes(kind['memory_bytes'])} at {format_bandwidth(kind['memory_bandwidth'])}"
+        lines += [
+            f"  {kind['count']} x {kind['name']} with {memory}",
+            f"    peaks: {peaks}",
+            f"    source: {kind['source']}",
+        ]
+    for level in cluster["levels"]:
+        sums = ", added up by its switches" if level["in_network"] else ""
+        unlike = ", ".join(format_bandwidth(rate) for rate in level["group_bandwidths"])
+        rates = f"{format_seconds(level['latency_s'])} and {unlike or format_bandwidth(level['bandwidth'])}{sums}"
+        lines += [
+            f"  {level['name']}: groups of {level['ranks']}, {rates}",
+            f"    source: {level['source']}",
+        ]
+    return lines

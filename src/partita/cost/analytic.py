@@ -5,6 +5,9 @@ Theory of operation. An operator takes the longer of its arithmetic and its traf
     forward  = start + max(flops / (peak * e_kind), bytes / (bandwidth * e_memory))   matmul, convolution, ...
     forward  = start + max(flops / peak, bytes / (bandwidth * e_kind))                everything else
 
+A product on a device of known multiprocessors also takes its waves of tiles, which count where the result is small, and
+a start that nothing hides (`partita.cost.tiles`).
+
 On a CPU the start is added (Python and the dispatcher run before the kernel); on CUDA it is a lower bound (they run
 while earlier kernels do) and views are free. With ``r`` rows instead of the graph's ``R``, an operator that touches a
 tensor of the batch does ``r / R`` of its arithmetic and of that traffic which is not its weights.
@@ -16,14 +19,15 @@ of items once per (device, rows), and a question is a sum over its items. The ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 
-from partita.cost.collectives import all_reduce_time_s, transfer_time_s
+from partita.cost.collectives import Collective, collective_time_s, transfer_time_s
 from partita.cost.formulas import cpu_workspace
 from partita.cost.memory import optimizer_cost
 from partita.cost.model import ItemsCost
 from partita.cost.ops.call import is_floating, owner
+from partita.cost.tiles import FILL_S, Product, product_of, tiled_s
 from partita.errors import CostError
 from partita.ir.cluster import Cluster, DeviceSpec, Link
 from partita.ir.graph import Item, ModelGraph, Op, OpKind, TensorSpec
@@ -33,10 +37,15 @@ RELATIVE_ERROR = {"cpu": 0.40, "cuda": 0.20}
 """Half-width of an operator's credible range. CUDA: 90th percentile of transformer layers of 512 tokens and more on a
 known device. CPU: even fitted in-sample rooflines are off by that much."""
 COMMUNICATION_ERROR = 0.40
-"""Half-width of a message's and a reduction's credible range, inside a node and above 8 MB; below 1 MB only the order
-is known."""
+"""Half-width of a message's and a collective's credible range, inside a host and above 8 MB."""
+SMALL_BYTES, LARGE_BYTES = 10**6, 8 * 10**6
+SMALL_FACTOR = 2.5
+"""Up to 1 MB a message or collective takes up to this times what is modelled; to 8 MB the range is between the two."""
+NETWORK_FACTOR = 4.0
+"""Between hosts a collective takes up to this times what the datasheet's rate says (6-20 GB/s measured for 20)."""
+
 OPTIMIZER_ERROR = 0.40
-"""Half-width of an update's credible range; a fused implementation moves 3.5 x less than a loop."""
+"""Half-width of an update's credible range."""
 
 _COMPUTE_KINDS: frozenset[OpKind] = frozenset({"matmul", "attention", "convolution", "scan"})
 _SPARSE_KINDS: frozenset[OpKind] = frozenset({"embedding", "view"})
@@ -49,6 +58,7 @@ class _Work:
     """One operator, reduced to what a roofline needs; the shares are of the part that scales with the rows."""
 
     op: Op
+    product: Product | None
     dtype: str
     scales: bool
     fixed_share: float  # of the bytes: weights, which are read whatever the rows
@@ -137,18 +147,30 @@ class AnalyticModel:
 
     def transfer_s(self, num_bytes: int, link: Link) -> Estimate:
         """Price one message over one link."""
-        return modelled(transfer_time_s(num_bytes, link), COMMUNICATION_ERROR)
+        return _communicated(transfer_time_s(num_bytes, link), num_bytes, inside=True)
 
     def all_reduce_s(self, num_bytes: int, ranks: Sequence[int], cluster: Cluster) -> Estimate:
         """Price the sum of ``num_bytes`` over ``ranks``; nothing for one rank."""
-        seconds = all_reduce_time_s(num_bytes, ranks, cluster)
-        return modelled(seconds, COMMUNICATION_ERROR) if seconds else ZERO
+        return self.collective_s("all_reduce", num_bytes, ranks, cluster)
 
-    def optimizer_s(self, parameter_bytes: int, optimizer: str, device: DeviceSpec) -> Estimate:
-        """Price the update: its traffic at the bandwidth that streaming kernels reach."""
+    def collective_s(self, collective: Collective, num_bytes: int, ranks: Sequence[int], cluster: Cluster) -> Estimate:
+        """Price a collective of ``num_bytes`` over ``ranks``; nothing for one rank.
+
+        Raises:
+            CostError: A rank is not in the cluster, or no level connects the ranks.
+        """
+        seconds = collective_time_s(collective, num_bytes, ranks, cluster)
+        if not seconds:
+            return ZERO
+        host = cluster.levels[0].group_size
+        return _communicated(seconds, num_bytes, inside=len({rank // host for rank in ranks}) == 1)
+
+    def optimizer_s(self, parameter_bytes: int, optimizer: str, device: DeviceSpec, *, fused: bool = False) -> Estimate:
+        """Price the update: its traffic (one kernel's, if ``fused``) at the bandwidth that streaming kernels reach."""
         if parameter_bytes == 0:
             return ZERO
-        traffic = optimizer_cost(optimizer).traffic * parameter_bytes
+        cost = optimizer_cost(optimizer)
+        traffic = (cost.fused_traffic if fused else cost.traffic) * parameter_bytes
         reached = device.memory_bandwidth * _efficiency(device, "memory")
         return modelled(device.launch_s + traffic / reached, OPTIMIZER_ERROR)
 
@@ -192,6 +214,17 @@ def modelled(value: float, relative_error: float) -> Estimate:
     )
 
 
+def _communicated(seconds: float, num_bytes: int, *, inside: bool) -> Estimate:
+    """Return a message's or a collective's estimate, the wider the smaller it is and the farther it goes."""
+    slower = 1.0 + COMMUNICATION_ERROR
+    if num_bytes <= LARGE_BYTES:
+        slower = SMALL_FACTOR if num_bytes <= SMALL_BYTES else 2 * slower - 1.0
+    low = seconds * (1.0 - COMMUNICATION_ERROR)
+    return Estimate(
+        value=seconds, low=low, high=seconds * (slower if inside else max(slower, NETWORK_FACTOR)), source="modelled"
+    )
+
+
 def _factor(graph: ModelGraph, rows: int) -> float:
     """Return rows over the example's rows; 1 if the graph has no batch axis."""
     return rows / graph.batch_rows if graph.batch_rows else 1.0
@@ -210,6 +243,8 @@ class _Rates:
         self.bandwidth = device.memory_bandwidth
         self.peaks = dict(device.peak_flops)
         self.efficiency = dict(device.efficiency)
+        self.units = device.units if "tile" in self.efficiency else 0
+        self._tiled: dict[tuple[Product, str], float] = {}
         if not self.peaks or min(self.peaks.values()) <= 0 or self.bandwidth <= 0:
             raise CostError(f"device {device.name!r} has no positive peak or bandwidth", device=device.name)
         # A dtype that the datasheet leaves out is computed in float32.
@@ -225,6 +260,24 @@ class _Rates:
             bandwidth = self.bandwidth * self.efficiency.get(kind, self.efficiency.get("memory", 1.0))
         return max(flops / peak, num_bytes / bandwidth)
 
+    def products(self, products: Sequence[Product], dtype: str, num_bytes: float) -> float | None:
+        """Return the seconds of products by their tiles; None if there are none or the device's tiles are not known."""
+        if not products or not self.units:
+            return None
+        tiles = sum(self._tiles(product, dtype) for product in products)
+        memory = num_bytes / (self.bandwidth * self.efficiency.get("memory", 1.0))
+        return max(tiles, memory) + len(products) * FILL_S
+
+    def _tiles(self, product: Product, dtype: str) -> float:
+        """Return the seconds of a product's waves, at no more than what the largest products reach."""
+        found = self._tiled.get((product, dtype))  # layers repeat
+        if found is None:
+            peak = self.peaks.get(dtype, self.vector_peak)
+            reached = peak * self.efficiency.get("matmul", 1.0)
+            waves = tiled_s(product, peak * self.efficiency["tile"], self.units)
+            found = self._tiled[product, dtype] = max(product.flops / reached, waves)
+        return found
+
     def started(self, seconds: float, kernels: int, *, view: bool = False) -> float:
         """Return the seconds with the floor of starting ``kernels`` kernels."""
         if self.cpu:
@@ -239,15 +292,40 @@ def _price_item(works: tuple[_Work, ...], rates: _Rates, factor: float) -> _Item
         op = work.op
         scale = factor if work.scales else 1.0
         traffic = work.fixed_share + (1.0 - work.fixed_share) * scale
-        forward = rates.seconds(op.kind, work.dtype, op.flops * scale, op.bytes * traffic)
+        product = _scaled(work.product, scale)
+        forward = rates.products((product,) if product else (), work.dtype, op.bytes * traffic)
+        if forward is None:
+            forward = rates.seconds(op.kind, work.dtype, op.flops * scale, op.bytes * traffic)
         forward_s += rates.started(forward, 1, view=op.kind == "view")
         if op.backward_bytes or op.backward_flops:
-            backward = rates.seconds(op.kind, work.dtype, op.backward_flops * scale, op.backward_bytes * traffic)
+            gradients = _gradients(product, op) if op.backward_flops else ()
+            backward = rates.products(gradients, work.dtype, op.backward_bytes * traffic)
+            if backward is None:
+                flops = op.backward_flops * scale
+                backward = rates.seconds(op.kind, work.dtype, flops, op.backward_bytes * traffic)
             backward_s += rates.started(backward, 2 if op.backward_flops > op.flops else 1)
         kept = ceil((op.workspace + (work.workspace_cpu if rates.cpu else 0)) * scale)
         workspace += kept
         transient = max(transient, work.transient_fixed + ceil(work.transient_rows * scale) + kept)
     return _ItemRow(forward_s, backward_s, workspace, transient)
+
+
+def _scaled(product: Product | None, scale: float) -> Product | None:
+    """Return a product at another number of rows of the batch."""
+    if product is None or scale == 1.0:
+        return product
+    if product.batch > 1:
+        return replace(product, batch=ceil(product.batch * scale))
+    return replace(product, rows=ceil(product.rows * scale))
+
+
+def _gradients(product: Product | None, op: Op) -> tuple[Product, ...]:
+    """Return the products of the backward: the gradient of the left factor, and if both need one that of the right."""
+    if product is None:
+        return ()
+    left = replace(product, columns=product.inner, inner=product.columns)
+    right = replace(product, rows=product.inner, inner=product.rows)
+    return (left, right) if op.backward_flops > op.flops else (left,)
 
 
 def _reduce(graph: ModelGraph) -> _GraphTable:
@@ -302,6 +380,7 @@ def _work(op: Op, tensors: dict[str, TensorSpec], saved: tuple[int, ...]) -> _Wo
     transient_fixed, transient_rows = _transient(op, tensors)
     return _Work(
         op=op,
+        product=product_of(op, tensors),
         dtype=dtype,
         scales=scales,
         fixed_share=min(1.0, fixed / op.bytes) if dense else 0.0,

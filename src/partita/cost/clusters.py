@@ -5,22 +5,22 @@ Grammar of the text (blanks around ``+`` are allowed)::
     cluster := pool ("+" pool)*
     pool    := [ [ HOSTS "x" ] DEVICES "x" ] KIND
 
-A kind's devices of one host are connected by the host link of the catalogue, hosts by its network link; of unlike
-pools the slower link counts. A file says everything itself,
-see `partita.cost.cluster_file`.
+A kind's devices of one host are connected by the host link of the catalogue, hosts by its network link, and hosts of
+unlike pools by the slower of their networks. A file says everything itself, see `partita.cost.cluster_file`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import gcd
 from pathlib import Path
 from typing import Literal
 
-from partita.cost.catalogue import DEVICES, HOST_LINKS, NETWORK_LINKS
-from partita.cost.cluster_file import read_cluster_file
+from partita.cost.catalogue import DEVICES, HOST_LINKS, NETWORK_LINKS, chip_of
+from partita.cost.cluster_file import FILE_SUFFIXES, read_cluster_file
 from partita.cost.lookup import MAX_DEVICES, cpu_device, find_link, known_name
 from partita.errors import CostError
 from partita.ir.cluster import Cluster, Level, Link
@@ -41,7 +41,7 @@ def parse_cluster(description: str | Path) -> Cluster:
     """Read a cluster's description.
 
     Args:
-        description: Text in the grammar above, or the path of a TOML file (it ends in ``.toml``).
+        description: Text in the grammar above, or the path of a file (it ends in ``.toml``, ``.yaml`` or ``.yml``).
 
     Returns:
         The cluster; ranks are numbered in the order of the text, hosts outermost.
@@ -55,7 +55,7 @@ def parse_cluster(description: str | Path) -> Cluster:
         (16, True, 37000000000.0)
     """
     text = str(description).strip()
-    if isinstance(description, Path) or text.endswith(".toml"):
+    if isinstance(description, Path) or text.lower().endswith(FILE_SUFFIXES):
         return read_cluster_file(Path(text))
     pools = tuple(_parse_pool(part.strip(), text) for part in text.split("+"))
     return _build(pools)
@@ -94,20 +94,24 @@ def match_device(device_name: str, memory_bytes: int | None = None) -> str:
         CostError: No such chip.
     """
     words = device_name.replace("-", " ").upper().split()
-    found = [device for name, device in DEVICES.items() if name.split("-")[0].upper() in words]
+    words += [first + second for first, second in pairwise(words)]  # torch says "RTX 4090"
+    chips = {name: chip_of(name).upper().split("-") for name in DEVICES}
+    found = [name for name, chip in chips.items() if all(word in words for word in chip)]
     if not found:
         raise CostError(
             f"the device {device_name!r} is not in the catalogue; known: {', '.join(DEVICES)}",
             hint="describe it in a cluster file (a [[kinds]] table) and pass the file as cluster",
         )
+    most = max(len(chips[name]) for name in found)  # "H100 PCIe" rather than "H100"
+    exact = [DEVICES[name] for name in found if len(chips[name]) == most]
     if memory_bytes is None:
-        return found[0].name
-    return min(found, key=lambda device: abs(device.memory_bytes - memory_bytes)).name
+        return exact[0].name
+    return min(exact, key=lambda device: abs(device.memory_bytes - memory_bytes)).name
 
 
 _USAGE = (
     "write e.g. '4xcpu', '8xH100-80GB', '2x8xH100-80GB' (hosts x devices), 'A+B' for two pools, "
-    "or the path of a .toml file"
+    "or the path of a .toml or .yaml file"
 )
 
 
@@ -140,16 +144,24 @@ def _build(pools: tuple[_Pool, ...]) -> Cluster:
     # Ranks are grouped in equal runs: a shorter last host is a shorter last run, otherwise hosts are cut alike.
     equal = len(set(host_sizes[:-1])) <= 1 and host_sizes[-1] <= host_sizes[0]
     group = host_sizes[0] if equal else gcd(*host_sizes)
+    ranks = [pool.kind for pool in pools for _ in range(pool.hosts * pool.devices)]
     if group > 1:
-        levels.append(Level(name="host", link=_slowest(HOST_LINKS[kind] for kind in kinds), group_size=group))
+        levels.append(_host_level(ranks, group))
     if total > group:
         levels.append(Level(name="site", link=_slowest(NETWORK_LINKS[kind] for kind in kinds), group_size=total))
     return Cluster(
         name="+".join(_pool_name(pool) for pool in pools),
         kinds=tuple(cpu_device() if kind == "cpu" else DEVICES[kind] for kind in kinds),
-        device_kinds=tuple(kinds.index(pool.kind) for pool in pools for _ in range(pool.hosts * pool.devices)),
+        device_kinds=tuple(kinds.index(kind) for kind in ranks),
         levels=tuple(levels),
     )
+
+
+def _host_level(ranks: Sequence[str], group: int) -> Level:
+    """Connect each group of ranks by the link of its kind; a group is a host or a part of one, so it has one kind."""
+    names = [HOST_LINKS[ranks[first]] for first in range(0, len(ranks), group)]
+    links = tuple(find_link(name) for name in names) if len(set(names)) > 1 else ()
+    return Level(name="host", link=_slowest(names), group_size=group, group_links=links)
 
 
 def _pool_name(pool: _Pool) -> str:

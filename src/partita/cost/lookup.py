@@ -8,7 +8,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from partita.cost.catalogue import CPU, LINKS
+from partita.cost.catalogue import ALIASES, CPU, LINKS
 from partita.cost.measure_file import load_measurement, measurement_path
 from partita.errors import CostError
 from partita.ir.cluster import DeviceSpec, Link
@@ -24,8 +24,12 @@ NODE_S = 5e-6
 def known_name(name: str, known: Iterable[str], what: str, where: str, usage: str = "") -> str:
     """Return a known name in the catalogue's spelling, or say what is known and what is nearest."""
     spellings = {entry.lower(): entry for entry in known}
-    if name.lower() in spellings:
-        return spellings[name.lower()]
+    spoken = name.lower().replace(" ", "")  # chips are often written as in "RTX 4090"
+    if spoken in spellings:
+        return spellings[spoken]
+    alias = next((entry for other, entry in ALIASES.items() if other.lower() == spoken), "")
+    if alias.lower() in spellings:
+        return alias
     near = get_close_matches(name.lower(), spellings, n=1, cutoff=0.4)
     near = near or [entry for entry in spellings if name and entry.startswith(name.lower())][:1]
     raise CostError(

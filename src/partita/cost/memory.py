@@ -11,6 +11,9 @@ Conventions::
     transient   the larger of an operator's short-lived need and of what the optimiser's temporaries need *beyond* the
                 activations, which are gone by then; so the categories add up to the peak
 
+ZeRO over ``d`` data ranks keeps a ``d``-th of the optimiser state (level 1), of the gradients too (2), and of the
+parameters too (3), rounded up to whole bytes; buffers stay whole.
+
 Frozen parameters and buffers have neither gradient nor state. The sum is *live* bytes: an allocator needs more
 (`process_bytes` for a CPU process).
 """
@@ -40,25 +43,27 @@ class OptimizerCost:
     Attributes:
         states: Elements of state per element.
         traffic: Elements moved per element in one update (unfused Adam: about 100 bytes of a float32 parameter).
+        fused_traffic: The same in one kernel: parameter, gradient and state read once, parameter and state written.
         loop_temporaries: Temporaries of the for-loop implementation (the default on a CPU), in largest parameters.
         foreach_temporaries: Temporaries of the foreach implementation (the default on CUDA), in all trainable bytes.
     """
 
     states: float
     traffic: float
+    fused_traffic: float
     loop_temporaries: float
     foreach_temporaries: float
 
 
 OPTIMIZERS: dict[str, OptimizerCost] = {
-    "sgd": OptimizerCost(states=0, traffic=3, loop_temporaries=1, foreach_temporaries=0),
-    "sgd_momentum": OptimizerCost(states=1, traffic=6, loop_temporaries=1, foreach_temporaries=0),
-    "adam": OptimizerCost(states=2, traffic=25, loop_temporaries=2, foreach_temporaries=1),
-    "adamw": OptimizerCost(states=2, traffic=25, loop_temporaries=2, foreach_temporaries=1),
-    "adafactor": OptimizerCost(states=0.01, traffic=15, loop_temporaries=2, foreach_temporaries=1),
+    "sgd": OptimizerCost(states=0, traffic=3, fused_traffic=3, loop_temporaries=1, foreach_temporaries=0),
+    "sgd_momentum": OptimizerCost(states=1, traffic=6, fused_traffic=5, loop_temporaries=1, foreach_temporaries=0),
+    "adam": OptimizerCost(states=2, traffic=25, fused_traffic=7, loop_temporaries=2, foreach_temporaries=1),
+    "adamw": OptimizerCost(states=2, traffic=25, fused_traffic=7, loop_temporaries=2, foreach_temporaries=1),
+    "adafactor": OptimizerCost(states=0.01, traffic=15, fused_traffic=15, loop_temporaries=2, foreach_temporaries=1),
 }
 """Optimisers by name."""
-_BY_BYTES = OptimizerCost(states=0, traffic=25, loop_temporaries=2, foreach_temporaries=1)
+_BY_BYTES = OptimizerCost(states=0, traffic=25, fused_traffic=7, loop_temporaries=2, foreach_temporaries=1)
 
 
 def optimizer_cost(optimizer: str) -> OptimizerCost:
@@ -119,6 +124,16 @@ def optimizer_bytes(parameter: TensorSpec, optimizer: str, precision: str = "as_
     return states * element + (parameter.numel * MASTER_BYTES if masters else 0)
 
 
+def shard_bytes(num_bytes: int, degree: int) -> int:
+    """Return the largest of ``degree`` equal parts, in whole bytes.
+
+    Example:
+        >>> shard_bytes(10, 4)
+        3
+    """
+    return -(-num_bytes // degree)
+
+
 def stage_memory(
     *,
     parameters: Iterable[TensorSpec],
@@ -131,6 +146,8 @@ def stage_memory(
     transient_bytes: int = 0,
     platform: Literal["cpu", "cuda"] = "cpu",
     training: bool = True,
+    zero: Literal[0, 1, 2, 3] = 0,
+    data_degree: int = 1,
 ) -> Memory:
     """Add up the bytes of one device of a stage at its peak.
 
@@ -145,26 +162,35 @@ def stage_memory(
         transient_bytes: The largest short-lived need of one operator.
         platform: Decides which implementation of the optimiser runs.
         training: Whether there are gradients and an optimiser at all.
+        zero: ZeRO level.
+        data_degree: Data ranks that share what ZeRO cuts.
 
     Returns:
         The bytes by category.
 
     Raises:
-        CostError: The optimizer or the precision is not known.
+        CostError: The optimizer, the precision or the ZeRO level is not known, or the degree is below 1.
     """
+    if zero not in {0, 1, 2, 3} or data_degree < 1:
+        raise CostError(f"ZeRO has levels 0 to 3 over 1 or more ranks, not level {zero} over {data_degree}")
+    by_state, by_gradient, by_weight = (data_degree if zero >= level else 1 for level in (1, 2, 3))
     specs = {tensor.storage or tensor.id: tensor for tensor in parameters}.values()
     trainable = [spec for spec in specs if spec.role == "parameter" and spec.requires_grad] if training else []
-    gradients = sum(spec.bytes for spec in trainable)
+    cut = sum(spec.bytes for spec in specs if spec.role == "parameter")
+    gradients = shard_bytes(sum(spec.bytes for spec in trainable), by_gradient)
+    state = sum(optimizer_bytes(spec, optimizer, precision) for spec in trainable)
     activations = saved_bytes * in_flight
     skips = received_bytes * in_flight
     cost = optimizer_cost(optimizer)
-    largest = max((spec.bytes for spec in trainable), default=0)
+    # A rank updates its part only: as much as its part of the state says.
+    largest = shard_bytes(max((spec.bytes for spec in trainable), default=0), by_state)
+    updated = shard_bytes(sum(spec.bytes for spec in trainable), by_state)
     loop = platform == "cpu"
-    temporaries = ceil(cost.loop_temporaries * largest if loop else cost.foreach_temporaries * gradients)
+    temporaries = ceil(cost.loop_temporaries * largest if loop else cost.foreach_temporaries * updated)
     return Memory(
-        weights=sum(spec.bytes for spec in specs),
+        weights=shard_bytes(cut, by_weight) + sum(spec.bytes for spec in specs) - cut,
         gradients=gradients,
-        optimizer=sum(optimizer_bytes(spec, optimizer, precision) for spec in trainable),
+        optimizer=shard_bytes(state, by_state),
         activations=activations,
         skips=skips,
         buffers=buffer_bytes,

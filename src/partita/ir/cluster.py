@@ -20,6 +20,7 @@ class DeviceSpec:
         launch_s: Seconds that the smallest operator takes.
         efficiency: Reached fraction of the peak or bandwidth by cost class (`OpKind`).
         source: Where the figures come from, with a date.
+        units: Multiprocessors that share the tiles of a product; 0 if tiles do not matter or it is not known.
     """
 
     name: str
@@ -30,6 +31,7 @@ class DeviceSpec:
     launch_s: float
     efficiency: tuple[tuple[str, float], ...] = ()
     source: str = ""
+    units: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +57,20 @@ class Level:
         name: ``host``, ``rack`` or ``site``.
         link: The link between two devices of one group that no inner level connects.
         group_size: Consecutive ranks per group; the outermost level's group holds all.
+        group_links: The link of each group in order, where groups differ; empty if ``link`` holds for all. ``link`` is
+            then the slowest of them.
+        in_network: Whether the level's switches add up what devices send (SHARP, NVLink's multicast).
     """
 
     name: str
     link: Link
     group_size: int
+    group_links: tuple[Link, ...] = ()
+    in_network: bool = False
+
+    def link_of(self, group: int) -> Link:
+        """Return the link inside the group number ``group``."""
+        return self.group_links[group] if group < len(self.group_links) else self.link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,5 +106,5 @@ class Cluster:
         """
         for level in self.levels:
             if first // level.group_size == second // level.group_size:
-                return level.link
+                return level.link_of(first // level.group_size)
         raise ValueError(f"no level of cluster {self.name!r} connects ranks {first} and {second}")

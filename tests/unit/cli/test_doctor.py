@@ -49,6 +49,21 @@ def test_without_any_measurement(capsys):
     assert "CPU: not measured" in text
     assert "cluster 2x8xH100-80GB: 16 devices" in text
     assert "host: groups of 8" in text
+    assert "bfloat16 989 TFLOP/s" in text
+    assert "source: NVIDIA H100 datasheet" in text
+
+
+def test_an_unlike_cluster_shows_every_link_and_the_switches_that_add_up(capsys, tmp_path):
+    path = tmp_path / "two.toml"
+    level = '[[levels]]\nname = "host"\ngroup_size = 2\nlinks = ["NVLink4", "PCIe4"]\n'
+    path.write_text(level + '[[levels]]\nname = "site"\nlink = "WAN-10G"\nin_network = true\n[[devices]]\n')
+    with path.open("a") as file:
+        file.write('kind = "L40S"\ncount = 4\n')
+    assert cli.main(["doctor", "--no-measure", "--cluster", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "4 x L40S-48GB" in text
+    assert "347 GB/s, 24.0 GB/s" in text
+    assert "added up by its switches" in text
 
 
 def test_as_json(capsys):
@@ -59,6 +74,7 @@ def test_as_json(capsys):
     assert document["machine"]["cores"] >= 1
     assert document["measured"] is None
     assert document["cluster"]["devices"] == 4
+    assert all(part["source"] for part in document["cluster"]["kinds"] + document["cluster"]["levels"])
 
 
 def test_what_is_missing_is_named(monkeypatch, capsys):

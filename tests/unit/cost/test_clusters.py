@@ -1,6 +1,7 @@
 """Descriptions of clusters are read or refused with the known names and the nearest one."""
 
 import json
+import sys
 
 import pytest
 
@@ -8,6 +9,7 @@ from partita.cost.catalogue import CPU, DEVICES, LINKS
 from partita.cost.clusters import cpu_device, default_cluster, match_device, parse_cluster
 from partita.cost.measure_file import Measurement, load_measurement, measurement_path, save_measurement
 from partita.errors import CostError
+from partita.ir.verify import verify
 
 MEASURED = Measurement(
     cpu_name="Toy CPU",
@@ -62,6 +64,15 @@ def test_hosts_are_connected_by_the_network_and_unlike_pools_by_the_slower_one()
     assert mixed.link(0, 8) == LINKS["Ethernet-100G"]
 
 
+def test_hosts_of_unlike_devices_keep_their_own_links():
+    mixed = parse_cluster("8xA100-40GB+8xV100-16GB")
+    assert mixed.link(0, 7) == LINKS["NVLink3"]
+    assert mixed.link(8, 15) == mixed.levels[0].link == LINKS["NVLink2"]
+    assert parse_cluster("2x8xH100-80GB").levels[0].group_links == ()
+    uneven = parse_cluster("4xV100-16GB+8xA100-40GB")  # the longer host is cut alike, in groups of its own kind
+    assert [link == LINKS["NVLink3"] for link in uneven.levels[0].group_links] == [False, True, True]
+
+
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
@@ -83,6 +94,13 @@ def test_a_wrong_description_says_what_and_what_is_known(text, message, hint):
         parse_cluster(text)
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [("8xRTX 4090", "RTX4090-24GB"), ("mi300x", "MI300X-192GB"), ("2xH100-SXM", "H100-80GB")]
+)
+def test_other_spellings_are_understood(text, kind):
+    assert parse_cluster(text).device(0).name == kind
 
 
 def test_too_many_devices_are_refused_before_they_are_built():
@@ -146,9 +164,14 @@ def test_a_file_describes_kinds_devices_and_levels(tmp_path):
         ('platform = "cuda"', 'platform = "tpu"', "known: cpu, cuda"),
         ("float32 = 30.3", "float32 = -1", "not a positive number"),
         ("group_size = 8", "group_size = 6", "not a multiple"),
-        ("group_size = 8", "group_size = 4", "no level that connects all"),
+        ("count = 4", "count = 8", "no level that connects all"),
         ('link = "PCIe4"', 'link = "PCIe9"', "unknown link 'PCIe9'"),
         ('bandwidth = "12.5GB/s"', 'bandwidth = "0GB/s"', "must be above 0"),
+        ("group_size = 8", "group_size = 8\nin_network = 1", "'in_network' as true or false"),
+        ('link = "PCIe4"', 'link = "PCIe4"\nlatency = "1us"', "has a link and 'latency'"),
+        ('link = "PCIe4"', 'links = ["PCIe4"]', "1 links for 2 groups of 4"),
+        ('link = "PCIe4"', 'links = "PCIe4"', "'links' as a list of text"),
+        ('link = "PCIe4"', 'links = ["PCIe4", "PCIe9"]', "unknown link 'PCIe9'"),
         ("[[levels]]", "[[levels", "is not TOML"),
         ('name = "lab"', "name = 3", "needs 'name' as text"),
     ],
@@ -160,6 +183,51 @@ def test_a_wrong_file_says_where(tmp_path, old, new, message):
     with pytest.raises(CostError) as caught:
         parse_cluster(path)
     assert message in str(caught.value)
+
+
+RACKS = """
+devices:
+  - {kind: H100-80GB, count: 16}
+levels:
+  - {name: host, group_size: 4, links: [NVLink4, NVLink4, NVLink4, PCIe5]}
+  - {name: rack, group_size: 8, link: InfiniBand-NDR, in_network: true}
+  - {name: site, latency: 1ms, bandwidth: 1GB/s}
+"""
+
+
+def test_hosts_racks_and_sites_in_yaml(tmp_path):
+    pytest.importorskip("yaml")
+    path = tmp_path / "sites.yaml"
+    path.write_text(RACKS)
+    cluster = parse_cluster(str(path))
+    assert [(level.name, level.group_size, level.in_network) for level in cluster.levels] == [
+        ("host", 4, False),
+        ("rack", 8, True),
+        ("site", 16, False),
+    ]
+    assert cluster.link(0, 3) == LINKS["NVLink4"]
+    assert cluster.link(12, 15) == LINKS["PCIe5"]
+    assert cluster.link(0, 8).bandwidth == 1e9
+    assert verify(cluster) == ()
+    path.write_text("levels: [")
+    with pytest.raises(CostError, match="is not YAML"):
+        parse_cluster(path)
+
+
+def test_yaml_without_its_package_is_refused_with_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    path = tmp_path / "sites.yml"
+    path.write_text(RACKS)
+    with pytest.raises(CostError, match="needs PyYAML") as caught:
+        parse_cluster(path)
+    assert "TOML" in caught.value.hint
+
+
+def test_a_level_that_adds_nothing_is_refused(tmp_path):
+    path = tmp_path / "twice.toml"
+    path.write_text(FILE.replace("group_size = 8", "group_size = 4"))
+    with pytest.raises(CostError, match="not above the level's before"):
+        parse_cluster(path)
 
 
 def test_a_missing_or_empty_file_is_refused(tmp_path):
@@ -251,6 +319,11 @@ def test_a_job_gives_the_number_of_devices(monkeypatch):
         ("NVIDIA A100-SXM4-80GB", 79.2, "A100-80GB"),
         ("Tesla V100-SXM2-32GB", 31.7, "V100-32GB"),
         ("NVIDIA H200", 139.7, "H200-141GB"),
+        ("NVIDIA GH200 480GB", 95.0, "GH200-96GB"),
+        ("NVIDIA H100 PCIe", 79.2, "H100-PCIe-80GB"),
+        ("NVIDIA H100 80GB HBM3", 79.2, "H100-80GB"),
+        ("NVIDIA GeForce RTX 4090", 23.6, "RTX4090-24GB"),
+        ("AMD Instinct MI250X", 64.0, "MI250X-64GB"),
     ],
 )
 def test_a_cuda_device_is_found_by_chip_and_memory(name, gib, expected):

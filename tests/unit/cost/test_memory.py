@@ -1,5 +1,7 @@
 """Memory by hand and against published formulas."""
 
+from dataclasses import replace
+
 import pytest
 
 from partita.cost.memory import (
@@ -102,3 +104,21 @@ def test_inference_has_weights_and_activations_only():
 def test_a_process_needs_more_than_its_live_bytes():
     assert process_bytes(0) == 32 * 2**20
     assert process_bytes(10**9) == pytest.approx(1.03e9 + 32 * 2**20)
+
+
+def test_zero_cuts_state_then_gradients_then_weights_but_no_buffer():
+    w, buffer = weight("w", 1000, 100), replace(tensor("b", 8, grad=False), role="buffer")
+    levels = [memory([w, buffer], zero=zero, data_degree=4) for zero in (0, 1, 2, 3)]
+    assert [found.optimizer / w.bytes for found in levels] == [2, 0.5, 0.5, 0.5]
+    assert [found.gradients / w.bytes for found in levels] == [1, 1, 0.25, 0.25]
+    assert [(found.weights - buffer.bytes) / w.bytes for found in levels] == [1, 1, 1, 0.25]
+    with pytest.raises(CostError, match="levels 0 to 3"):
+        memory([w], zero=4)
+    with pytest.raises(CostError, match="1 or more ranks"):
+        memory([w], zero=1, data_degree=0)
+
+
+def test_a_rank_of_zero_updates_its_part_only():
+    w = weight("w", 1000, 100)
+    loop, foreach = (memory([w], zero=1, data_degree=4, platform=platform).transient for platform in ("cpu", "cuda"))
+    assert (loop, foreach) == (2 * w.bytes // 4, w.bytes // 4)

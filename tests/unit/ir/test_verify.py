@@ -72,6 +72,7 @@ BROKEN = [
     ("C007", at(C, "levels", 0, group_size=0)),
     ("C007", replace(C, levels=(*C.levels, Level(name="site", link=C.levels[0].link, group_size=6)))),
     ("C008", replace(C, levels=C.levels[:1])),
+    ("C009", at(C, "levels", 0, group_links=(C.levels[0].link,))),
     ("C008", replace(C, levels=())),
     ("S001", replace(S, num_microbatches=0, ranks=((), ()))),
     ("S002", first_action(stage=2)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import ceil
 
 from partita.ir.cluster import Cluster
 from partita.ir.rules import Findings, Rule
@@ -46,10 +47,19 @@ def _efficiencies_are_fractions(cluster: Cluster) -> Findings:
 
 def _links_cost_time(cluster: Cluster) -> Findings:
     for index, level in enumerate(cluster.levels):
-        if not level.link.latency_s >= 0:
-            yield f"levels[{index}].link.latency_s", f"{level.link.latency_s} s is negative"
-        if not level.link.bandwidth > 0:
-            yield f"levels[{index}].link.bandwidth", f"{level.link.bandwidth} B/s is not positive"
+        own = [(f"group_links[{group}]", link) for group, link in enumerate(level.group_links)]
+        for name, link in [("link", level.link), *own]:
+            if not link.latency_s >= 0:
+                yield f"levels[{index}].{name}.latency_s", f"{link.latency_s} s is negative"
+            if not link.bandwidth > 0:
+                yield f"levels[{index}].{name}.bandwidth", f"{link.bandwidth} B/s is not positive"
+
+
+def _every_group_has_its_link(cluster: Cluster) -> Findings:
+    for index, level in enumerate(cluster.levels):
+        groups = ceil(cluster.num_devices / level.group_size) if level.group_size > 0 else 0
+        if level.group_links and len(level.group_links) != groups:
+            yield f"levels[{index}].group_links", f"{len(level.group_links)} links for {groups} groups"
 
 
 def _levels_nest(cluster: Cluster) -> Findings:
@@ -79,4 +89,5 @@ MEANING = (
     Rule("C006", "a link has a positive bandwidth and no negative latency", _links_cost_time),
     Rule("C007", "each level's groups are whole groups of the level below", _levels_nest),
     Rule("C008", "the outermost level connects all ranks", _outermost_level_holds_all),
+    Rule("C009", "where groups of a level differ, each has its link", _every_group_has_its_link),
 )
