@@ -11,7 +11,7 @@ from tests.plans import make_plan
 
 BUDGET = 5.0
 """Times the start of the interpreter that `partita inspect` may take."""
-ROUNDS = 15
+ROUNDS = 100
 HEAVY = ("torch", "numpy", "pandas", "ortools", "networkx", "rich", "dataclasses", "inspect", "pathlib", "logging")
 
 
@@ -47,4 +47,6 @@ def test_inspect_takes_at_most_five_times_the_interpreters_start(plan_file, tmp_
             begin = time.perf_counter()
             subprocess.run(command, capture_output=True, check=True, env=environment)
             best[name] = min(best[name], time.perf_counter() - begin)
+        if best["inspect"] <= BUDGET * best["start"]:  # the least of many: a busy machine takes more rounds
+            break
     assert best["inspect"] <= BUDGET * best["start"], best
