@@ -60,13 +60,20 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, owner: Any, ran: Ran, _anchor: torch.Tensor, *_inputs: torch.Tensor) -> torch.Tensor:
-        ctx.owner, ctx.ran = owner, ran
+        ctx.owner, ctx.gradients, ctx.inputs = owner, dict(ran.gradients), ran.inputs
         return ran.loss.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        ctx.owner.book.accumulate(ctx.ran.gradients, gradient)
-        return (None, None, None, *(None if g is None else g * gradient for g in ctx.ran.inputs))
+        if ctx.gradients is None:
+            raise RuntimeError("the backward of this call has run already; call the model again")
+        if torch._C._autograd._get_current_graph_task_keep_graph():  # backward(retain_graph=True)
+            ctx.owner.book.accumulate(ctx.gradients, gradient)
+        else:
+            # The user may hold the loss, and with it this object, until the next step: it must not hold gradients.
+            gradients, ctx.gradients = ctx.gradients, None
+            ctx.owner.book.take_over(gradients, gradient)
+        return (None, None, None, *(None if g is None else g * gradient for g in ctx.inputs))
 
 
 class ParallelModule(nn.Module):
@@ -207,12 +214,14 @@ class ParallelModule(nn.Module):
             seeds=frozenset({name}),
             wanted=frozenset(layout.result_names) - {name},
         )
+        state = ran.state
         loss = _Loss.apply(self, ran, self._anchor, *call.tensors)  # type: ignore[no-untyped-call]
-        results = self.engine.publish(ran.state, skip=frozenset({name}))
+        del ran  # the gradients are the loss' alone now
+        results = self.engine.publish(state, skip=frozenset({name}))
         tensors: Sequence[torch.Tensor] = results.tensors
         if any(results.requires_grad):
-            tensors = Beside.apply(again.of(ran.state), results, self._anchor, *call.tensors)  # type: ignore[no-untyped-call]
-        return self.engine.assemble(ran.state, tensors, {name: loss})
+            tensors = Beside.apply(again.of(state), results, self._anchor, *call.tensors)  # type: ignore[no-untyped-call]
+        return self.engine.assemble(state, tensors, {name: loss})
 
     def train_step(
         self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, target: Any = None
