@@ -171,12 +171,14 @@ def measure_model(name: str, arguments: argparse.Namespace, results: Any) -> Non
     import torch.distributed as dist
 
     import partita
+    from partita.cost.memory import process_bytes
     from partita.runtime.sharing import capture_together
     from partita.runtime.world import join_world
 
     world = join_world()
     model, example, loss_fn = build(name)
     table = partita.profile(model, example, cache=False)
+    train(*plain(model), example, loss_fn)  # loads the libraries' code, which is not the plans'
     captured = capture_together(model, example, world, verify=False)
     place = "model" if loss_fn is None else "fused"
     box = [make_plans(captured.graph, table, world.size, place, quick=arguments.quick) if world.rank == 0 else None]
@@ -191,7 +193,8 @@ def measure_model(name: str, arguments: argparse.Namespace, results: Any) -> Non
                 "predicted_s": plan.predicted.step_time_s,
                 "measured_s": seconds,
                 "measured_share": plan.predicted.measured_share,
-                "predicted_bytes": [plan.predicted.peak_bytes[r] for r in used],
+                "live_bytes": [plan.predicted.peak_bytes[r] for r in used],
+                "predicted_bytes": [process_bytes(plan.predicted.peak_bytes[r]) for r in used],
                 "measured_bytes": [peaks[r] for r in used],
                 "parts_s": parts,
                 "load": os.getloadavg()[0],
@@ -205,8 +208,8 @@ def measure_plan(
     """Train a few steps; return the step's seconds, each rank's peak bytes and rank 0's seconds by kind of action."""
     import torch
 
-    from partita.demo.memory import MemoryMeter, free_at_once, give_back, keep_freed
     from partita.runtime.build import build as build_module
+    from partita.runtime.meter import MemoryMeter, free_at_once, give_back, keep_freed
 
     free_at_once()
     give_back()  # of the plan before
@@ -233,11 +236,23 @@ def measure_plan(
     return min(times[1:]), peaks, parts
 
 
+def plain(model: Any) -> tuple[Any, Any]:
+    """Return a copy of the model, and its optimizer."""
+    import copy
+
+    import torch
+
+    made = copy.deepcopy(model)
+    return made, torch.optim.AdamW(made.parameters(), lr=1e-4)
+
+
 def train(module: Any, optimizer: Any, example: Any, loss_fn: Any) -> None:
     if loss_fn is None:
         module(**example).loss.backward()
-    else:
+    elif hasattr(module, "train_step"):
         module.train_step(args=example, target=example[0])
+    else:
+        loss_fn(module(*example), example[0]).backward()
     optimizer.step()
     optimizer.zero_grad()
 

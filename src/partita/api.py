@@ -226,10 +226,14 @@ def auto_parallelize(
         CaptureError: If the model cannot be captured exactly.
         PlanError: If there is no plan, or the given one does not fit.
     """
+    from partita.cost.analytic import AnalyticModel
+    from partita.cost.corrected import CorrectedModel
     from partita.planner import make_plan
     from partita.runtime.build import agree_on_plan, build
+    from partita.runtime.measured import Alternative, cuts_of
     from partita.runtime.sharing import capture_together
     from partita.runtime.world import join_world, world_cluster
+    from partita.tracer.capture import examples_of
 
     if limits is not None and limits.batch != "global":
         raise PlanError(
@@ -239,10 +243,12 @@ def auto_parallelize(
     world = join_world()
     captured = capture_together(model, example, world, verify=verify)
 
-    def planner(found: Any) -> Plan:
+    def planner(found: Any, compute: Any = None, reduction: float = 1.0) -> Plan:
         graph: ModelGraph = found.graph
         place: LossPlace = "model" if graph.scalar_loss else "outside" if loss_fn is None else "fused"
         priced, devices = _priced(cost, _cluster(cluster) if cluster is not None else world_cluster(world))
+        if compute is not None:
+            priced = CorrectedModel(base=priced or AnalyticModel(), compute=compute, reduction=reduction)
         return make_plan(
             graph,
             devices,
@@ -253,8 +259,29 @@ def auto_parallelize(
             loss=place,
         )
 
+    def replan(compute: Any, reduction: float) -> Alternative:
+        """Plan again with the measured costs, and hold the present plan against the result."""
+        other = planner(captured, compute, reduction)
+        factors = [compute.get(stage.items[0], 1.0) if stage.items else 1.0 for stage in chosen.stages]
+        stages = tuple(
+            replace(
+                stage,
+                forward_s=stage.forward_s.scaled(factor),
+                backward_s=stage.backward_s.scaled(factor),
+                reduction_s=stage.reduction_s.scaled(reduction),
+            )
+            for stage, factor in zip(chosen.stages, factors, strict=True)
+        )
+        now = simulate(replace(chosen, stages=stages)).step_time_s
+        return Alternative(
+            plan=other, current_s=now, other_s=other.predicted.step_time_s, same=cuts_of(other) == cuts_of(chosen)
+        )
+
     chosen = agree_on_plan(captured, planner, plan, world)
     module = build(model, captured, chosen, world, loss_fn=loss_fn, show=lambda made: str(inspect(made)))
+    if example is not None:
+        first = examples_of(example)[0]
+        module.remember((tuple(first.args), dict(first.kwargs)), replan)
     if optimizer is not None:
         module.optimizer = optimizer(module)
     return module
