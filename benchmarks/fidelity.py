@@ -184,9 +184,10 @@ def measure_model(name: str, arguments: argparse.Namespace, results: Any) -> Non
     box = [make_plans(captured.graph, table, world.size, place, quick=arguments.quick) if world.rank == 0 else None]
     dist.broadcast_object_list(box, src=0)
     for title, plan in box[0]:
-        seconds, peaks, parts = measure_plan(model, example, loss_fn, captured, plan, world, arguments.steps)
+        seconds, peaks, compute = measure_plan(model, example, loss_fn, captured, plan, world, arguments.steps)
         if world.rank == 0:
             used = [r for r in range(world.size) if r < plan.num_ranks and plan.predicted.peak_bytes[r]]
+            stage_of = {rank: stage for stage in plan.stages for rank in stage.ranks}
             row = {
                 "model": name,
                 "plan": title,
@@ -196,7 +197,8 @@ def measure_model(name: str, arguments: argparse.Namespace, results: Any) -> Non
                 "live_bytes": [plan.predicted.peak_bytes[r] for r in used],
                 "predicted_bytes": [process_bytes(plan.predicted.peak_bytes[r]) for r in used],
                 "measured_bytes": [peaks[r] for r in used],
-                "parts_s": parts,
+                "predicted_compute_s": [stage_of[r].time_s * plan.num_microbatches for r in used],
+                "measured_compute_s": [compute[r] for r in used],
                 "load": os.getloadavg()[0],
             }
             results.put(row)
@@ -204,8 +206,8 @@ def measure_model(name: str, arguments: argparse.Namespace, results: Any) -> Non
 
 def measure_plan(
     model: Any, example: Any, loss_fn: Any, captured: Any, plan: Any, world: Any, steps: int
-) -> tuple[float, list[int], dict[str, float]]:
-    """Train a few steps; return the step's seconds, each rank's peak bytes and rank 0's seconds by kind of action."""
+) -> tuple[float, list[int], list[float]]:
+    """Train a few steps; return the step's seconds, and each rank's peak bytes and seconds of compute."""
     import torch
 
     from partita.runtime.build import build as build_module
@@ -223,17 +225,22 @@ def measure_plan(
     peaks = world.gather(held + growth)
     keep_freed()
     times = []
-    module.engine.log = log = []
     for number in range(steps + 1):
         world.gather(None)
-        log.clear()
         start = time.perf_counter()
         train(module, optimizer, example, loss_fn)
         times.append(max(world.gather(time.perf_counter() - start)) if number else 0.0)
-    parts: dict[str, float] = {}
-    for action, begin, end in log:
-        parts[action.kind] = parts.get(action.kind, 0.0) + end - begin
-    return min(times[1:]), peaks, parts
+    return min(times[1:]), peaks, world.gather(compute_s(module, optimizer, example, loss_fn))
+
+
+def compute_s(module: Any, optimizer: Any, example: Any, loss_fn: Any) -> float:
+    """Return this rank's own seconds in forwards and backwards: processor time, whatever else the machine does."""
+    found = []
+    for _ in range(3):
+        module.engine.log, module.engine.clock = [], time.thread_time
+        train(module, optimizer, example, loss_fn)
+        found.append(sum(end - begin for action, begin, end in module.engine.log if action.kind in {"F", "B"}))
+    return min(found)
 
 
 def plain(model: Any) -> tuple[Any, Any]:
@@ -277,6 +284,12 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
         for row in rows
         for predicted, measured in zip(row["predicted_bytes"], row["measured_bytes"], strict=True)
     ]
+    compute = [
+        predicted / measured - 1
+        for row in rows
+        for predicted, measured in zip(row["predicted_compute_s"], row["measured_compute_s"], strict=True)
+        if measured > 0  # a single rank with one microbatch runs the plain model, without actions
+    ]
     chosen = min(rows, key=lambda row: row["predicted_s"])["measured_s"]
     return {
         "plans": len(rows),
@@ -284,6 +297,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
         "worst_error": max(errors, key=abs),
         "rank_correlation": rank_correlation([(row["predicted_s"], row["measured_s"]) for row in rows]),
         "regret": chosen / min(row["measured_s"] for row in rows) - 1,
+        "compute_mean_error": sum(map(abs, compute)) / max(1, len(compute)),
+        "compute_worst_error": max(compute, key=abs, default=0.0),
         "memory_lowest": min(error for error, _ in memory),
         "memory_highest_large": max((e for e, size in memory if size >= LARGE_BYTES), default=0.0),
         "memory_highest_small": max((e for e, size in memory if size < LARGE_BYTES), default=0.0),
