@@ -22,7 +22,8 @@ from partita.errors import (
 
 TYPE_CHECKING = False  # spares the import of `typing`; type checkers know the name
 if TYPE_CHECKING:
-    from partita.api import auto_parallelize, capture, inspect, plan, simulate
+    from partita.api import auto_parallelize, capture, inspect, plan, profile, simulate
+    from partita.cost.profile_table import ProfileTable
     from partita.ir.cluster import Cluster
     from partita.ir.graph import ModelGraph
     from partita.ir.plan import Plan
@@ -48,6 +49,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "PlanMismatchError",
+    "ProfileTable",
     "RankFailedError",
     "Schedule",
     "Search",
@@ -57,6 +59,7 @@ __all__ = [
     "capture",
     "inspect",
     "plan",
+    "profile",
     "simulate",
 ]
 
@@ -69,12 +72,14 @@ _HOMES = {
     "ModelGraph": "partita.ir.graph:ModelGraph",
     "ParallelModule": "partita.runtime.module:ParallelModule",
     "Plan": "partita.ir.plan:Plan",
+    "ProfileTable": "partita.cost.profile_table:ProfileTable",
     "Schedule": "partita.ir.schedule:Schedule",
     "Search": "partita.ir.request:Search",
     "auto_parallelize": "partita.api:auto_parallelize",
     "capture": "partita.api:capture",
     "inspect": "partita.api:inspect",
     "plan": "partita.api:plan",
+    "profile": "partita.api:profile",
     "simulate": "partita.api:simulate",
 }
 

@@ -1,4 +1,4 @@
-"""The verbs: capture, plan, simulate, inspect, auto_parallelize.
+"""The verbs: capture, profile, plan, simulate, inspect, auto_parallelize.
 
 Thin: each joins the layers below it and adds nothing of its own.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from partita.errors import PlanError
 from partita.ir.cluster import Cluster
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from partita.cost.model import CostModel
+    from partita.cost.profile_table import ProfileTable
     from partita.report import Report
     from partita.runtime.module import ParallelModule
     from partita.simulator import Timeline
 
 Verify = Literal["off", "auto", "always"]
+Cost: TypeAlias = "CostModel | ProfileTable | str | Path | None"
 _OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw", "Adafactor": "adafactor"}
 
 
@@ -54,6 +56,55 @@ def capture(model: nn.Module, example: Any, *, verify: Verify = "auto") -> Model
     return replace(graph, report=replace(graph.report, blocks=len(blocks), distinct_blocks=distinct))
 
 
+def profile(
+    model_or_graph: nn.Module | ModelGraph,
+    example: Any = None,
+    *,
+    device: torch.device | str | None = None,
+    rows: tuple[int, ...] | None = None,
+    optimizer: str = "adamw",
+    links: bool = True,
+    operators: bool = False,
+    split: bool = False,
+    cache: bool = True,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> ProfileTable:
+    """Measure a model's distinct blocks, its update and the links on the target device.
+
+    What was measured before, by this or another model, comes from the cache. Ctrl-C keeps what was measured; the next
+    call goes on from there. In a job of several processes every one of them calls this: rank 0 measures the blocks, all
+    together the links and all-reduces.
+
+    Args:
+        model_or_graph: The model. A graph can't be run: for one only what the cache has is returned.
+        example: The model's example.
+        device: Where to measure; None is the GPU if there is one, else the CPU.
+        rows: Rows of a microbatch; by default those of the example, and half of them, down to one.
+        optimizer: Whose update to measure, as for `plan`.
+        links: Also measure messages (and all-reduces in a running job).
+        operators: Also measure every distinct item by itself.
+        split: Also measure the gradients of the inputs and of the weights apart.
+        cache: Read and write the cache; without it everything is measured anew.
+        progress: Called with (units done, all units, what is measured).
+
+    Returns:
+        What is known of the device, to be passed as ``cost`` to `plan` or saved.
+
+    Raises:
+        CostError: If the weights do not fit into the device's memory, or nothing is known of a graph.
+        CaptureError: If the model cannot be captured.
+    """
+    from partita.profiler.run import known_of, profile_model, target_device
+
+    target = target_device(device)
+    if isinstance(model_or_graph, ModelGraph):
+        return known_of(model_or_graph, target)
+    from partita.profiler.profile import Options
+
+    options = Options(rows=rows, operators=operators, split=split, optimizer=optimizer, links=links)
+    return profile_model(model_or_graph, example, target, options=options, cache=cache, progress=progress)
+
+
 def plan(
     model_or_graph: nn.Module | ModelGraph,
     example: Any = None,
@@ -63,7 +114,7 @@ def plan(
     precision: str = "as_is",
     limits: Limits | None = None,
     search: Search | None = None,
-    cost: CostModel | None = None,
+    cost: Cost = None,
     loss: LossPlace | None = None,
     seed: int = 0,
     method: str = "dp",
@@ -78,7 +129,7 @@ def plan(
         precision: ``as_is``, ``fp32``, ``bf16`` or ``fp16``.
         limits: What the plan has to respect.
         search: Restrictions of the search.
-        cost: The cost model; analytic by default.
+        cost: What things cost: measurements (a table of `profile` or its file), or a cost model; analytic by default.
         loss: ``"model"``, ``"fused"`` or ``"outside"``; by default as the graph says, else ``"fused"``.
         seed: The same seed gives the same plan.
         method: ``"dp"`` or ``"ilp"``.
@@ -93,14 +144,15 @@ def plan(
     from partita.planner import make_plan
 
     graph = model_or_graph if isinstance(model_or_graph, ModelGraph) else capture(model_or_graph, example)
+    model, devices = _priced(cost, _cluster(cluster))
     return make_plan(
         graph,
-        _cluster(cluster),
+        devices,
         optimizer=str(optimizer),
         precision=precision,
         limits=limits or Limits(),
         search=search or Search(),
-        cost=cost,
+        cost=model,
         loss=loss or ("model" if graph.scalar_loss else "fused"),
         seed=seed,
         method=method,
@@ -146,6 +198,7 @@ def auto_parallelize(
     limits: Limits | None = None,
     search: Search | None = None,
     plan: Plan | str | Path | None = None,
+    cost: Cost = None,
     verify: Verify = "auto",
 ) -> ParallelModule:
     """Turn a model into a hybrid-parallel one.
@@ -163,6 +216,7 @@ def auto_parallelize(
         limits: What the plan has to respect.
         search: Restrictions of the search.
         plan: Use this plan instead of searching.
+        cost: As for `plan`.
         verify: Compare the capture with the real model before training.
 
     Returns:
@@ -172,10 +226,14 @@ def auto_parallelize(
         CaptureError: If the model cannot be captured exactly.
         PlanError: If there is no plan, or the given one does not fit.
     """
+    from partita.cost.analytic import AnalyticModel
+    from partita.cost.corrected import CorrectedModel
     from partita.planner import make_plan
     from partita.runtime.build import agree_on_plan, build
+    from partita.runtime.measured import Alternative, cuts_of
     from partita.runtime.sharing import capture_together
     from partita.runtime.world import join_world, world_cluster
+    from partita.tracer.capture import examples_of
 
     if limits is not None and limits.batch != "global":
         raise PlanError(
@@ -185,23 +243,58 @@ def auto_parallelize(
     world = join_world()
     captured = capture_together(model, example, world, verify=verify)
 
-    def planner(found: Any) -> Plan:
+    def planner(found: Any, compute: Any = None, reduction: float = 1.0) -> Plan:
         graph: ModelGraph = found.graph
         place: LossPlace = "model" if graph.scalar_loss else "outside" if loss_fn is None else "fused"
+        priced, devices = _priced(cost, _cluster(cluster) if cluster is not None else world_cluster(world))
+        if compute is not None:
+            priced = CorrectedModel(base=priced or AnalyticModel(), compute=compute, reduction=reduction)
         return make_plan(
             graph,
-            _cluster(cluster) if cluster is not None else world_cluster(world),
+            devices,
+            cost=priced,
             optimizer=_optimizer_name(optimizer, model),
             limits=limits or Limits(),
             search=search or Search(),
             loss=place,
         )
 
+    def replan(compute: Any, reduction: float) -> Alternative:
+        """Plan again with the measured costs, and hold the present plan against the result."""
+        other = planner(captured, compute, reduction)
+        factors = [compute.get(stage.items[0], 1.0) if stage.items else 1.0 for stage in chosen.stages]
+        stages = tuple(
+            replace(
+                stage,
+                forward_s=stage.forward_s.scaled(factor),
+                backward_s=stage.backward_s.scaled(factor),
+                reduction_s=stage.reduction_s.scaled(reduction),
+            )
+            for stage, factor in zip(chosen.stages, factors, strict=True)
+        )
+        now = simulate(replace(chosen, stages=stages)).step_time_s
+        return Alternative(
+            plan=other, current_s=now, other_s=other.predicted.step_time_s, same=cuts_of(other) == cuts_of(chosen)
+        )
+
     chosen = agree_on_plan(captured, planner, plan, world)
     module = build(model, captured, chosen, world, loss_fn=loss_fn, show=lambda made: str(inspect(made)))
+    if example is not None:
+        first = examples_of(example)[0]
+        module.remember((tuple(first.args), dict(first.kwargs)), replan)
     if optimizer is not None:
         module.optimizer = optimizer(module)
     return module
+
+
+def _priced(cost: Cost, cluster: Cluster) -> tuple[CostModel | None, Cluster]:
+    """Return the cost model that a user means, and the cluster with the links that it has measured."""
+    from partita.cost.profile_table import ProfileTable
+    from partita.cost.profiled import ProfiledModel
+
+    table = ProfileTable.load(cost) if isinstance(cost, str | Path) else cost
+    model = ProfiledModel(table) if isinstance(table, ProfileTable) else table
+    return model, model.cluster(cluster) if isinstance(model, ProfiledModel) else cluster
 
 
 def _cluster(cluster: Cluster | str | Path | None) -> Cluster:

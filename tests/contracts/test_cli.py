@@ -11,6 +11,7 @@ import pytest
 import partita
 from partita import cli
 from partita.cli import launch, make
+from partita.cost.profile_table import Curve, ProfileTable
 from partita.errors import CaptureError, InfeasibleError
 from partita.ir.plan import Plan
 from partita.ir.request import Limits, Search
@@ -22,7 +23,11 @@ FROZEN = {
     "demo": {"--out", "--nproc", "--steps"},
     "plan": {
         *("model", "--cluster", "--out", "--example", "--optimizer", "--precision", "--pp", "--dp", "--tp", "--zero"),
-        *("--schedule", "--microbatches", "--memory", "--batch", "--solve-time", "--seed", "--json"),
+        *("--schedule", "--microbatches", "--memory", "--batch", "--solve-time", "--seed", "--costs", "--json"),
+    },
+    "profile": {
+        *("model", "--example", "--device", "--cluster", "--out", "--optimizer", "--rows", "--operators", "--split"),
+        *("--anew", "--json"),
     },
     "inspect": {"plan", "--json", "--html", "--against", "--example", "--out"},
     "explain": {"plan"},
@@ -54,6 +59,32 @@ def fake_api(monkeypatch):
     monkeypatch.setitem(sys.modules, "partita.api", Api)
     monkeypatch.setattr(partita, "api", Api, raising=False)
     return calls
+
+
+def test_profile_measures_and_saves(fake_api, user_module, tmp_path, monkeypatch, capsys):
+    api = sys.modules["partita.api"]
+    table = ProfileTable(device="cpu", environment="here", links={"host": Curve(((1, 1e-5), (2**20, 1e-3)))})
+    monkeypatch.setattr(api, "profile", lambda *_args, **_options: table, raising=False)
+    out = tmp_path / "costs.json"
+    assert cli.main(["profile", f"{user_module}:build", "--cluster", "4xcpu", "--out", str(out)]) == 0
+    assert ProfileTable.load(out) == table
+    assert fake_api[0][2]["cost"] == table
+    shown = capsys.readouterr().out
+    assert "link host from 1 B" in shown
+    assert "measured: 63 % of the blocks' time" in shown
+    assert cli.main(["profile", f"{user_module}:build", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["environment"] == "here"
+
+
+def test_an_interrupted_profile_says_that_it_goes_on(fake_api, user_module, monkeypatch, capsys):
+    api = sys.modules["partita.api"]
+
+    def interrupted(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "profile", interrupted, raising=False)
+    assert cli.main(["profile", f"{user_module}:build"]) == 130
+    assert "goes on from there" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -152,6 +183,7 @@ def test_plan_passes_everything_on(fake_api, user_module, tmp_path, capsys):
         "limits": Limits(memory_bytes=40 * MIB, num_microbatches=8, global_batch=32, solve_s=2.0),
         "search": Search(pp=(2, 4), dp=1, zero=(0, 1), schedule=("1f1b", "gpipe")),
         "seed": 7,
+        "cost": None,
     }
     assert Plan.load(tmp_path / "p.json") == make_plan()
     assert capsys.readouterr().out.endswith("\nsaved as p.json\n")
@@ -164,7 +196,8 @@ def test_plan_with_defaults_and_json(fake_api, user_module, capsys):
     ((model, example, given),) = fake_api
     assert (model, example) == ("model", {"x": 1})
     assert given == {
-        "cluster": "4xcpu", "optimizer": "adamw", "precision": "bf16", "limits": Limits(), "search": Search(), "seed": 0
+        "cluster": "4xcpu", "optimizer": "adamw", "precision": "bf16", "limits": Limits(), "search": Search(),
+        "seed": 0, "cost": None,
     }  # fmt: skip
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import partita
 
-VERBS = {"auto_parallelize", "capture", "inspect", "plan", "simulate"}
-NOUNS = {"Cluster", "Example", "Limits", "ModelGraph", "ParallelModule", "Plan", "Schedule", "Search"}
+VERBS = {"auto_parallelize", "capture", "inspect", "plan", "profile", "simulate"}
+NOUNS = {"Cluster", "Example", "Limits", "ModelGraph", "ParallelModule", "Plan", "ProfileTable", "Schedule", "Search"}
 ERRORS = {
     "CaptureError",
     "CostError",

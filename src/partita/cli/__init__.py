@@ -23,6 +23,7 @@ DONE, FAILED, USAGE, INFEASIBLE = 0, 1, 2, 3
 COMMANDS = (
     ("demo", "plan, explain and run a small model on CPU processes", "partita.cli.launch"),
     ("plan", "plan a model for a cluster", "partita.cli.make"),
+    ("profile", "measure a model's blocks on this machine's devices", "partita.cli.measure"),
     ("inspect", "show a plan, or what the capture of a model found out", "partita.cli.look"),
     ("explain", "say in words why a plan is as it is", "partita.cli.look"),
     ("diff", "show what differs between two plans", "partita.cli.look"),

@@ -58,6 +58,7 @@ def configure_plan(parser: ArgumentParser) -> None:
         "--solve-time", type=_quantity(parse_seconds), metavar="TIME", help="limit of the search, e.g. 30s"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the search")
+    parser.add_argument("--costs", metavar="FILE", help="measurements of `partita profile`, used where they apply")
     parser.add_argument("--json", action="store_true", help="write the plan itself instead of its report")
 
 
@@ -88,6 +89,7 @@ def run_plan(arguments: Namespace) -> int:
         limits=Limits(**{name: value for name, value in limits.items() if value is not None}),
         search=Search(**search),
         seed=arguments.seed,
+        cost=arguments.costs,
     )
     if arguments.out:
         plan.save(arguments.out)

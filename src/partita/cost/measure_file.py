@@ -45,12 +45,17 @@ class Measurement:
 
 
 def measurement_path() -> Path:
-    """Return where the measurement is kept: ``cpu.json`` in ``$PARTITA_CACHE`` or the user's cache directory."""
+    """Return where the measurement is kept: ``cpu.json`` in the `cache_folder`."""
+    return cache_folder() / "cpu.json"
+
+
+def cache_folder() -> Path:
+    """Return where measurements are kept: ``$PARTITA_CACHE`` or the user's cache directory for partita."""
     explicit = os.environ.get("PARTITA_CACHE")
     if explicit:
-        return Path(explicit) / "cpu.json"
+        return Path(explicit)
     home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "partita" / "cpu.json"
+    return (Path(home) if home else Path.home() / ".cache") / "partita"
 
 
 def save_measurement(measurement: Measurement, path: Path | None = None) -> Path:
@@ -64,13 +69,17 @@ def save_measurement(measurement: Measurement, path: Path | None = None) -> Path
         The file.
     """
     path = measurement_path() if path is None else path
-    path.parent.mkdir(parents=True, exist_ok=True)
     data = {"version": VERSION, **asdict(measurement), "gemm_flops": dict(measurement.gemm_flops)}
-    # A reader at the same time (another rank) sees the old file or the new one, never half of it.
-    scratch = path.with_name(f"{path.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    scratch.replace(path)
+    write_at_once(path, json.dumps(data, indent=2, sort_keys=True) + "\n")
     return path
+
+
+def write_at_once(path: Path, text: str) -> None:
+    """Write a file so that a reader at the same time (another rank) sees the old one or the new, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)
 
 
 def load_measurement(path: Path | None = None) -> Measurement | None:

@@ -211,7 +211,7 @@ def _train(pipe: Connection, rank: int, count: int, steps: int, folder: Path) ->
     import torch.distributed as dist
 
     from partita.demo import script, task
-    from partita.demo.memory import MemoryMeter, free_at_once, keep_freed
+    from partita.runtime.meter import MemoryMeter, free_at_once, keep_freed
 
     free_at_once()
     torch.set_num_threads(1)

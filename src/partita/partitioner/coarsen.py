@@ -9,15 +9,15 @@
 4. If there are still too many, the lightest clusters join in the same way.
 
 Blocks are numbered in a topological order that follows the execution order, and a block whose operators, shapes and
-dtypes repeat an earlier one's says so, whatever its name and the period of the repetition (`_signature`).
+dtypes repeat an earlier one's says so, whatever its name and the period of the repetition (`partita.ir.structure`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
-from partita.cost.formulas import packet_name
-from partita.ir.graph import Block, ModelGraph, TensorSpec
+from partita.ir.graph import Block, ModelGraph
+from partita.ir.structure import structure
 from partita.partitioner.contraction import Contraction, merge_overlapping
 
 MAX_BLOCKS = 1_000
@@ -90,7 +90,7 @@ def coarsen(graph: ModelGraph, *, max_blocks: int = MAX_BLOCKS) -> tuple[Block, 
     first: dict[Hashable, int] = {}
     blocks = []
     for number, items in enumerate(groups):
-        repeated = first.setdefault(_signature(graph, tensors, items), number)
+        repeated = first.setdefault(structure(graph, tensors, items), number)
         blocks.append(
             Block(
                 id=number,
@@ -168,40 +168,3 @@ def _label(graph: ModelGraph, items: Sequence[int], work: Sequence[int], heavy: 
     chief = max(items, key=lambda item: (item in heavy, work[item], -item))
     more = len(items) - 1
     return graph.items[chief].name + (f" +{more}" if more else "")
-
-
-def _signature(graph: ModelGraph, tensors: Mapping[str, TensorSpec], items: Sequence[int]) -> Hashable:
-    """Describe a block up to names: operators in order, tensors by their first occurrence, shape and dtype."""
-    numbers: dict[str, int] = {}
-    same = _full_slices(graph, tensors, items)
-
-    def local(name: str) -> Hashable:
-        spec = tensors[same.get(name, name)]
-        storage = f"storage of {spec.storage or spec.id}"
-        known = (numbers.setdefault(spec.id, len(numbers)), numbers.setdefault(storage, len(numbers)))
-        return (*known, spec.shape, spec.dtype, spec.role, spec.batch_dim, spec.requires_grad)
-
-    parts: list[Hashable] = []
-    for item in (graph.items[number] for number in items):
-        ops = [op for op in graph.ops[slice(*item.ops)] if not same.keys() & set(op.writes)]
-        if item.kind == "call" or ops:
-            parts.append((item.kind, item.random, tuple(map(local, item.reads)), tuple(map(local, item.writes))))
-        for op in ops:
-            costs = (op.flops, op.backward_flops, op.bytes, op.backward_bytes, op.workspace)
-            names = (tuple(map(local, op.reads)), tuple(map(local, op.writes)), tuple(map(local, op.saved)))
-            parts.append((op.target, op.kind, op.random, costs, names))
-    return tuple(parts)
-
-
-def _full_slices(graph: ModelGraph, tensors: Mapping[str, TensorSpec], items: Sequence[int]) -> dict[str, str]:
-    """Return what is sliced for every slice that takes everything.
-
-    Torch records such slices in some layers and leaves them out in others, from the same line of the model.
-    """
-    same: dict[str, str] = {}
-    for op in (op for number in items for op in graph.ops[slice(*graph.items[number].ops)]):
-        if packet_name(op.target)[1] == "slice" and len(op.reads) == len(op.writes) == 1:
-            source, result = op.reads[0], op.writes[0]
-            if tensors[source].shape == tensors[result].shape:
-                same[result] = same.get(source, source)
-    return same

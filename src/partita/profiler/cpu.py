@@ -8,8 +8,10 @@ torch anew.
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import platform
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -118,28 +120,40 @@ def loopback_link() -> tuple[float, float]:
     Raises:
         TransportError: If the other process does not answer.
     """
+    points = loopback_points()
+    (_, latency), (size, seconds) = points[0], points[-1]
+    return latency, size / max(seconds - latency, 1e-9)
+
+
+def loopback_points() -> tuple[tuple[int, float], ...]:
+    """Return the seconds of messages between two processes of this machine by bytes, ascending.
+
+    Raises:
+        TransportError: If the other process does not answer.
+    """
     with tempfile.TemporaryDirectory(prefix="partita-") as folder:
         store = str(Path(folder) / "store")
-        other = multiprocessing.get_context("spawn").Process(target=_answer, args=(store,), daemon=True)
-        other.start()
+        # A plain program: with multiprocessing it would run the user's script again.
+        other = subprocess.Popen(  # noqa: S603  (our own interpreter and code)
+            [sys.executable, "-c", _OTHER, store],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
         try:
             group = _group(store, 0)
-            latency = _ping(group, 1) / 2
-            seconds = _ping(group, MESSAGE_BYTES) / 2
+            points = tuple((size, _ping(group, size, count) / 2) for size, count in SAMPLES)
         except RuntimeError as error:
             raise TransportError(
                 f"two processes of this machine cannot talk over 127.0.0.1: {error}",
                 hint="a firewall or sandbox may forbid it; plan with the built-in values",
             ) from error
         finally:
-            other.join(5.0)
-            if other.is_alive():
-                other.kill()
-                other.join()
-    return latency, MESSAGE_BYTES / max(seconds - latency, 1e-9)
+            other.kill()  # it has answered everything, or never will
+            other.wait()
+    return points
 
 
-SAMPLES = ((1, 500), (MESSAGE_BYTES, 20))
+_OTHER = "import sys; from partita.profiler.cpu import answer; answer(sys.argv[1])"
+SAMPLES = ((1, 500), (2**14, 200), (2**17, 100), (2**20, 60), (MESSAGE_BYTES, 20))
 """Bytes and number of the messages there and back, in the order that both processes know."""
 
 
@@ -154,11 +168,11 @@ def _group(store: str, rank: int) -> Any:
     return gloo(shared, rank, 2, options)
 
 
-def _ping(group: Any, num_bytes: int) -> float:
+def _ping(group: Any, num_bytes: int, count: int) -> float:
     """Return the seconds of a message there and back: of all, the slowest of the fastest tenth."""
     message = torch.zeros(num_bytes, dtype=torch.uint8)
     samples = []
-    for _ in range(dict(SAMPLES)[num_bytes]):
+    for _ in range(count):
         start = time.perf_counter()
         group.send([message], 1, 0).wait()
         group.recv([message], 1, 0).wait()
@@ -166,7 +180,7 @@ def _ping(group: Any, num_bytes: int) -> float:
     return sorted(samples)[len(samples) // 10]
 
 
-def _answer(store: str) -> None:
+def answer(store: str) -> None:
     """Send every message back; runs in the other process."""
     group = _group(store, 1)
     for num_bytes, count in SAMPLES:

@@ -6,6 +6,7 @@ A call whose loss is computed outside runs forward at once and backward when the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,6 +131,7 @@ class Engine:
         self.publisher = Publisher(world)
         self.veil = Veil(root)
         self.log: Log | None = None
+        self.clock: Callable[[], float] = time.perf_counter
         self._rows: dict[Hashable, tuple[Action, ...]] = {}
 
     # -- schedules -----------------------------------------------------------------------------------------------------
@@ -288,7 +290,7 @@ class Engine:
         """Execute this position's actions; an error here ends the job for all ranks instead of leaving them waiting."""
         try:
             with self.veil.lifted():
-                execute(actions, worker, self.transport, self.log)
+                execute(actions, worker, self.transport, self.log, self.clock)
         except BaseException:
             self.world.abort()
             raise

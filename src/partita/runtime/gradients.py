@@ -9,8 +9,9 @@ import torch
 
 from partita.runtime.transport import Transport
 
-BUCKET_BYTES = 25 * 2**20
-"""Gradients are summed in buckets of about this size, the usual compromise between latency and extra memory."""
+BUCKET_BYTES = 2**20
+"""Small gradients are summed in buckets of about this size, so that few messages are sent; one that is as large by
+itself is summed where it is, without a copy.  A bucket is the only memory that a reduction needs."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -57,11 +58,17 @@ class GradientBook:
         return fresh
 
     def accumulate(self, gradients: Mapping[str, torch.Tensor], factor: torch.Tensor | float = 1.0) -> None:
-        """Add gradients to what the parameters have."""
+        """Add gradients to what the parameters have; the gradients stay as they are."""
         for name, gradient in gradients.items():
             parameter = self._parameters[name]
             added = gradient if isinstance(factor, float) and factor == 1.0 else gradient * factor
             parameter.grad = added.to(gradient.dtype) if parameter.grad is None else parameter.grad + added
+
+    def take_over(self, gradients: dict[str, torch.Tensor], factor: torch.Tensor) -> None:
+        """Add gradients times a factor to what the parameters have; they are used up, so that none is there twice."""
+        while gradients:
+            name, gradient = gradients.popitem()
+            self.accumulate({name: gradient.mul_(factor)})
 
     def reduce(self, transport: Transport, rank: int) -> None:
         """Sum the present backward's gradients over every set of ranks that holds a parameter together.
@@ -74,34 +81,56 @@ class GradientBook:
                     self._reduce_bucket(names, group.ranks, transport)
 
     def _buckets(self, names: Sequence[str]) -> list[list[str]]:
+        """Return the small parameters in buckets of one dtype, and every large one by itself."""
         buckets: list[list[str]] = []
-        size, dtype = 0, None
+        size, dtype = BUCKET_BYTES, None
         for name in sorted(
             (n for n in names if n in self._parameters and self._parameters[n].requires_grad),
-            key=lambda n: str(self._parameters[n].dtype),
+            key=lambda n: (self._parameters[n].nbytes >= BUCKET_BYTES, str(self._parameters[n].dtype)),
         ):
             parameter = self._parameters[name]
-            if not buckets or parameter.dtype != dtype or size > BUCKET_BYTES:
+            if parameter.dtype != dtype or size + parameter.nbytes > BUCKET_BYTES:
                 buckets.append([])
                 size, dtype = 0, parameter.dtype
             buckets[-1].append(name)
-            size += parameter.numel() * parameter.element_size()
+            size += parameter.nbytes
         return buckets
 
     def _reduce_bucket(self, names: Sequence[str], ranks: Sequence[int], transport: Transport) -> None:
         parameters = [self._parameters[n] for n in names]
-        present = [p.grad is not None for p in parameters]
-        flags = torch.tensor(present, dtype=parameters[0].dtype, device=parameters[0].device)
+        flags = torch.tensor(
+            [p.grad is not None for p in parameters], dtype=parameters[0].dtype, device=parameters[0].device
+        )
+        if len(parameters) == 1 and parameters[0].nbytes >= BUCKET_BYTES:
+            self._reduce_alone(parameters[0], flags, ranks, transport)
+            return
         parts = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.detach().flatten() for p in parameters]
         flat = torch.cat([flags, *parts])
+        del parts  # what is only here now is there once
         transport.all_reduce(flat, ranks)
-        at = len(names)
-        for parameter, part, found in zip(
-            parameters,
-            parts,
-            flat[: len(names)].real.tolist() if flat.is_complex() else flat[: len(names)].tolist(),
-            strict=True,
-        ):
+        at, there = len(names), (flat[: len(names)].real if flat.is_complex() else flat[: len(names)]).tolist()
+        for parameter, found in zip(parameters, there, strict=True):
             if found:
-                parameter.grad = flat[at : at + part.numel()].view_as(parameter).clone()
-            at += part.numel()
+                _put(parameter, flat[at : at + parameter.numel()].view_as(parameter))
+            at += parameter.numel()
+
+    @staticmethod
+    def _reduce_alone(
+        parameter: torch.nn.Parameter, flags: torch.Tensor, ranks: Sequence[int], transport: Transport
+    ) -> None:
+        """Sum one gradient in its own memory."""
+        transport.all_reduce(flags, ranks)
+        if not bool((flags.real if flags.is_complex() else flags).any()):
+            return
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
+        dense = gradient.contiguous()
+        transport.all_reduce(dense, ranks)
+        _put(parameter, dense)
+
+
+def _put(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+    """Give a parameter its summed gradient, in the memory that it has for it."""
+    if parameter.grad is None:
+        parameter.grad = gradient.detach().clone()
+    elif parameter.grad.data_ptr() != gradient.data_ptr():
+        parameter.grad.detach().copy_(gradient)

@@ -16,6 +16,7 @@ from partita.runtime.agreement import BatchGuard
 from partita.runtime.beside import Beside, Repeat
 from partita.runtime.engine import Engine, Forward, Ran, Results, model_loss
 from partita.runtime.loss import AdditiveLoss, LossBook, total_loss
+from partita.runtime.measured import Replan, StepReport, measure_module, outside_loss
 from partita.runtime.results import joins_for, tensor_leaves
 from partita.runtime.state import StateKeeper
 from partita.runtime.variants import PreparedCall, Variants
@@ -60,13 +61,20 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, owner: Any, ran: Ran, _anchor: torch.Tensor, *_inputs: torch.Tensor) -> torch.Tensor:
-        ctx.owner, ctx.ran = owner, ran
+        ctx.owner, ctx.gradients, ctx.inputs = owner, dict(ran.gradients), ran.inputs
         return ran.loss.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        ctx.owner.book.accumulate(ctx.ran.gradients, gradient)
-        return (None, None, None, *(None if g is None else g * gradient for g in ctx.ran.inputs))
+        if ctx.gradients is None:
+            raise RuntimeError("the backward of this call has run already; call the model again")
+        if torch._C._autograd._get_current_graph_task_keep_graph():  # backward(retain_graph=True)
+            ctx.owner.book.accumulate(ctx.gradients, gradient)
+        else:
+            # The user may hold the loss, and with it this object, until the next step: it must not hold gradients.
+            gradients, ctx.gradients = ctx.gradients, None
+            ctx.owner.book.take_over(gradients, gradient)
+        return (None, None, None, *(None if g is None else g * gradient for g in ctx.inputs))
 
 
 class ParallelModule(nn.Module):
@@ -107,6 +115,8 @@ class ParallelModule(nn.Module):
         self._anchor = torch.zeros((), requires_grad=True)
         self.plan = plan
         self.optimizer: torch.optim.Optimizer | None = None
+        self._example: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
+        self._replan: Replan | None = None
         self.data_degree = plan.data_degree
         self.data_rank = 0 if engine.seat is None else engine.seat.replica
         if world.size > 1:
@@ -207,12 +217,14 @@ class ParallelModule(nn.Module):
             seeds=frozenset({name}),
             wanted=frozenset(layout.result_names) - {name},
         )
+        state = ran.state
         loss = _Loss.apply(self, ran, self._anchor, *call.tensors)  # type: ignore[no-untyped-call]
-        results = self.engine.publish(ran.state, skip=frozenset({name}))
+        del ran  # the gradients are the loss' alone now
+        results = self.engine.publish(state, skip=frozenset({name}))
         tensors: Sequence[torch.Tensor] = results.tensors
         if any(results.requires_grad):
-            tensors = Beside.apply(again.of(ran.state), results, self._anchor, *call.tensors)  # type: ignore[no-untyped-call]
-        return self.engine.assemble(ran.state, tensors, {name: loss})
+            tensors = Beside.apply(again.of(state), results, self._anchor, *call.tensors)  # type: ignore[no-untyped-call]
+        return self.engine.assemble(state, tensors, {name: loss})
 
     def train_step(
         self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, target: Any = None
@@ -291,6 +303,51 @@ class ParallelModule(nn.Module):
                 "train_step needs a loss", hint="pass loss_fn to auto_parallelize, or let the model return its loss"
             )
         return total_loss(found)
+
+    def remember(self, example: tuple[tuple[Any, ...], Mapping[str, Any]], replan: Replan | None) -> None:
+        """Keep what `measure` runs by default, and how to plan again."""
+        self._example, self._replan = example, replan
+
+    def measure(
+        self,
+        steps: int = 5,
+        *,
+        args: tuple[Any, ...] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        target: Any = None,
+    ) -> StepReport:
+        """Run a few steps and compare them with the prediction (a collective call); nothing is changed.
+
+        Args:
+            steps: Steps to time; one more runs before for the memory. The fastest counts.
+            args: Positional arguments of the model; by default the example's.
+            kwargs: Keyword arguments likewise.
+            target: For ``loss_fn``; without one the loss is the model's own, or the mean of its results.
+
+        Returns:
+            Time by stage and term, memory by rank, and whether another plan would win with the measured costs.
+
+        Raises:
+            ExecutionError: If there is neither an example nor arguments.
+        """
+        if args is None and kwargs is None:
+            if self._example is None:
+                raise ExecutionError("there is no batch to measure with", hint="pass args=(...) or kwargs={...}")
+            args, kwargs = self._example
+        given, named = args or (), dict(kwargs or {})
+
+        def run() -> None:
+            if self._losses is not None and target is not None:
+                self.train_step(given, named, target)
+                return
+            result = self(*given, **named)
+            try:
+                loss = self._own_loss(result)
+            except ExecutionError:
+                loss = outside_loss(result)
+            loss.backward()
+
+        return measure_module(self, run, steps, self._replan)
 
     # -- gradients -----------------------------------------------------------------------------------------------------
     def full_grads(self) -> dict[str, torch.Tensor | None]:

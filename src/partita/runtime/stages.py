@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from partita.errors import ExecutionError
 from partita.ir.plan import Plan
-from partita.tracer.mutation import colocated_items
+from partita.tracer.mutation import changed_values, colocated_items
 from partita.tracer.program import Program, Step
 from partita.tracer.recorder import refs
 
@@ -180,7 +180,7 @@ def lay_out(
     received = tuple(
         tuple(n for (_, t), names in sorted(edges.items()) if t == stage for n in names) for stage in range(num_stages)
     )
-    copied = tuple(frozenset(_changed(program, steps[stage], received[stage])) for stage in range(num_stages))
+    copied = tuple(frozenset(changed_values(program, steps[stage], received[stage])) for stage in range(num_stages))
     return StageMap(program, tuple(steps), edges, home, received, copied)
 
 
@@ -194,9 +194,3 @@ def _free_closure(needs: set[str], free: Mapping[str, Step]) -> set[int]:
             wanted.add(step.id)
             pending += [name for name in step.reads if name in free]
     return wanted
-
-
-def _changed(program: Program, steps: Sequence[Step], received: Sequence[str]) -> set[str]:
-    """Return the received values, and the inputs, whose memory a stage's steps change in place."""
-    homes = {program.storage.get(before, before) for step in steps for before, _ in step.moved}
-    return {name for name in [*received, *program.inputs] if program.storage.get(name, name) in homes}

@@ -8,7 +8,9 @@ Changed parameters and buffers keep all their readers on one stage.
 
 from __future__ import annotations
 
-from partita.tracer.program import Program
+from collections.abc import Iterable, Sequence
+
+from partita.tracer.program import Program, Step
 
 
 def colocated_items(program: Program) -> tuple[tuple[int, ...], ...]:
@@ -39,6 +41,12 @@ def colocated_items(program: Program) -> tuple[tuple[int, ...], ...]:
             made_by = producer.get(before)
             groups.append({step.id, *later} if made_by is None else {step.id, made_by})
     return tuple(tuple(sorted(group)) for group in _merged(groups))
+
+
+def changed_values(program: Program, steps: Iterable[Step], received: Sequence[str]) -> set[str]:
+    """Return the received values, and the inputs, whose memory some steps change in place."""
+    homes = {program.storage.get(before, before) for step in steps for before, _ in step.moved}
+    return {name for name in [*received, *program.inputs] if program.storage.get(name, name) in homes}
 
 
 def _merged(groups: list[set[int]]) -> list[set[int]]:

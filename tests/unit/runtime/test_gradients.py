@@ -37,6 +37,17 @@ def test_a_backward_is_kept_apart_and_put_on_top():
     assert other.grad is None
 
 
+def test_gradients_that_are_taken_over_are_scaled_in_their_own_memory():
+    weight, other = parameter(1.0, 2.0), parameter(3.0)
+    other.grad = torch.ones(1, dtype=torch.float64)
+    fresh = {"weight": torch.ones(2, dtype=torch.float64), "other": torch.ones(1, dtype=torch.float64)}
+    memory = fresh["weight"].data_ptr()
+    GradientBook({"weight": weight, "other": other}, []).take_over(fresh, torch.tensor(3.0))
+    assert not fresh
+    assert weight.grad.data_ptr() == memory
+    assert (weight.grad.tolist(), other.grad.tolist()) == ([3.0, 3.0], [4.0])
+
+
 def test_half_precision_gradients_stay_half_when_scaled():
     weight = parameter(1.0, dtype=torch.bfloat16)
     book = GradientBook({"weight": weight}, [])

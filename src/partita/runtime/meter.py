@@ -19,12 +19,21 @@ _LARGEST = 2**25
 def free_at_once() -> None:
     """Let glibc give freed tensors back at once, so that memory can be measured; elsewhere nothing changes."""
     _set_allocator(_MMAP_THRESHOLD, _AT_ONCE)
+    _set_allocator(_TRIM_THRESHOLD, _AT_ONCE)
 
 
 def keep_freed() -> None:
     """Let glibc keep what is freed for the next tensor, so that time can be measured."""
     _set_allocator(_MMAP_THRESHOLD, _LARGEST)
     _set_allocator(_TRIM_THRESHOLD, 2**30)
+
+
+def give_back() -> None:
+    """Give the system what was freed and kept; what runs next is measured from what is really in use."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _set_allocator(parameter: int, value: int) -> None:
@@ -41,7 +50,7 @@ class MemoryMeter:
     """
 
     def __init__(self) -> None:
-        gc.collect()
+        give_back()
         self._before = _set_peak_back()
 
     def growth_bytes(self) -> int | None:

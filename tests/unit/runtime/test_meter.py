@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from partita.demo.memory import _status
+from partita.runtime.meter import _status
 
 SCRIPT = """
 import torch
-from partita.demo.memory import MemoryMeter, free_at_once, keep_freed
+from partita.runtime.meter import MemoryMeter, free_at_once, keep_freed
 free_at_once()
 torch.ones(2**18)
 meter = MemoryMeter()
