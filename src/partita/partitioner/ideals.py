@@ -79,8 +79,8 @@ def linear_families(num_blocks: int, edges: Sequence[tuple[int, int]], weight: S
     """Return the prefixes of a few topological orders: as numbered, depth first, light first and heavy first."""
     graph = nx.DiGraph(edges)
     graph.add_nodes_from(range(num_blocks))
-    orders = [list(range(num_blocks)), _depth_first_order(graph)]
-    orders += [_greedy_order(graph, lambda v: weight[v]), _greedy_order(graph, lambda v: -weight[v])]
+    orders = [list(range(num_blocks)), depth_first_order(graph)]
+    orders += [greedy_order(graph, lambda v: weight[v]), greedy_order(graph, lambda v: -weight[v])]
     families = []
     for order in dict.fromkeys(map(tuple, orders)):
         members = np.zeros((num_blocks + 1, num_blocks), dtype=bool)
@@ -107,12 +107,12 @@ def _unpack(masks: Sequence[int], num_blocks: int) -> Bools:
     return bits[:, :num_blocks].astype(bool)
 
 
-def _depth_first_order(graph: nx.DiGraph) -> list[int]:
+def depth_first_order(graph: nx.DiGraph) -> list[int]:
     """Return a topological order that finishes a branch before it starts the next."""
     return list(nx.dfs_postorder_nodes(graph.reverse(copy=False)))
 
 
-def _greedy_order(graph: nx.DiGraph, key: Callable[[int], float]) -> list[int]:
+def greedy_order(graph: nx.DiGraph, key: Callable[[int], float]) -> list[int]:
     """Return the topological order that always takes the ready block with the smallest key."""
     missing = {v: graph.in_degree(v) for v in graph}
     ready = [(key(v), v) for v in graph if not missing[v]]
