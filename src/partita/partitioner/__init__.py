@@ -9,10 +9,20 @@ from typing import Protocol
 
 from partita.partitioner.baselines import solve_greedy, solve_uniform
 from partita.partitioner.exact_dp import solve_dp
+from partita.partitioner.maxload import DeviceClass, PartitionProblem, PartitionResult, solve
 from partita.partitioner.problem import PipelineProblem, StageSolution
 from partita.partitioner.solvers import solve_slots
 
-__all__ = ["PARTITIONERS", "Partitioner", "PipelineProblem", "StageSolution"]
+__all__ = [
+    "PARTITIONERS",
+    "DeviceClass",
+    "PartitionProblem",
+    "PartitionResult",
+    "Partitioner",
+    "PipelineProblem",
+    "StageSolution",
+    "solve",
+]
 
 
 class Partitioner(Protocol):

@@ -5,31 +5,33 @@ Variables ``y[v, t] = [slot(v) <= t]`` for slots t = 0..T-1, ``y[v, -1] = 0``, `
 
     (a)  y[v, t-1] <= y[v, t];   y[v, t] <= y[u, t] for each (u, v) of the reduced order                    _order
     (b)  sum_c a[t, c] = 1;   sum_t a[t, c] = count_c;   x[v, t] + a[t, c] <= 1 where c cannot run v        _classes
-    (c)  cut[n, t] >= x[u, t] - y[r, t];   cut[n, t] >= x[r, t] - x[u, t]   for u the first, r any other    _cuts
+    (c)  cut[n, t] >= x[u, t] - x[r, t];   cut[n, t] >= x[r, t] - x[u, t]   for u the first, r any other    _cuts
     (d)  a[t, c]  =>  sum_v time_c(v) x[v, t] + sum_n cost(n) cut[n, t] <= L                                _loads
     (e)  a[t, c]  =>  sum_v size(v) x[v, t] <= memory_c                                                     _loads
     (f)  T L >= sum_v min_c time_c(v) (+ all cuts, if there is one class)              redundant            _loads
     (g)  minimise L
 
-Ordered slots remove the symmetry of the devices and give contiguity for free.  In (c), u is an item that no other item
-of the net comes before, so ``y[r, t]`` may stand for ``x[r, t]``: what is not beyond t and not on t was there before,
-which the order or the second row forbids for free.  Windows on ``slot(v)`` follow from the incumbent, which is given as
+Ordered slots remove the symmetry of the devices and give contiguity for free.  Where r depends on u, ``y[r, t]`` stands
+for ``x[r, t]`` in the first row of (c), which is tighter: r cannot be before t if u is on t.  Windows on ``slot(v)`` follow from the incumbent, which is given as
 a *complete* hint.  Times become integers by rounding down, so the bound holds for the real figures.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from math import floor, inf, isfinite
+from math import floor, gcd, inf, isfinite
 
 import networkx as nx
+import numpy as np
 from ortools.sat.python import cp_model
 
 from partita.partitioner.maxload.line_dp import Line
 from partita.partitioner.maxload.reduction import Reduced
-from partita.partitioner.solvers.search import Limits, Outcome, run_cp_sat
+from partita.partitioner.maxload.result import Limits
+from partita.partitioner.solvers.search import Outcome, run_cp_sat
 
-UNITS = 20_000_000
+UNITS = 400_000_000
 """Integer units that the work of all items is scaled to."""
 
 
@@ -46,9 +48,8 @@ def solve(reduced: Reduced, *, incumbent: Line, limits: Limits) -> Outcome[Line]
     """
     model = _Line(reduced, incumbent)
     model.build()
-    status, bound, values = run_cp_sat(model.model, limits, model.flat())
-    line = model.read(values) if values else None
-    return Outcome(answer=line, bound=bound / model.scale if isfinite(bound) else bound, status=status)
+    outcome = run_cp_sat(model.model, limits, model.flat())
+    return outcome.translate(model.read(outcome.values) if outcome.values else None, model.scale)
 
 
 class _Line:
@@ -61,9 +62,14 @@ class _Line:
         self.slots = reduced.problem.num_devices
         self.least = reduced.times.min(axis=0)
         self.ceiling = incumbent.objective
+        self.room = min(self.ceiling * (1 + 1e-9), sys.float_info.max)
         work = float(self.least.sum()) + sum(cost for cost, _ in reduced.nets)
         self.scale = UNITS / work if work > 0 else 1.0
         self.kinds, self.hint = self._seats(incumbent)
+        graph = nx.DiGraph(reduced.order)
+        graph.add_nodes_from(range(reduced.num_items))
+        self._behind = [nx.descendants(graph, v) for v in range(reduced.num_items)]
+        self._before = [nx.ancestors(graph, v) for v in range(reduced.num_items)]
         self._never, self._always = self.model.new_constant(0), self.model.new_constant(1)
         self._y = [
             [self._flag(value=bool(self.hint) and self.hint[v] <= t) for t in range(self.slots - 1)]
@@ -135,22 +141,20 @@ class _Line:
             self.model.add_exactly_one(row)
         for c, kind in enumerate(self.classes):
             self.model.add(sum(row[c] for row in self._a) == kind.count)
-            for v in (v for v, time in enumerate(self.reduced.times[c]) if time == inf):
+            # An item that alone is more than the incumbent is banned too: large coefficients upset CP-SAT's presolve.
+            for v in np.flatnonzero(self.reduced.times[c] > self.room):
                 for t in range(self.slots):
                     self.model.add(self.x(v, t) + self._a[t][c] <= 1)
 
     def _windows(self) -> None:
         """Bound slot(v): what comes before v has to fit into the slots up to v's, what comes after into the rest."""
-        graph = nx.DiGraph(self.reduced.order)
-        graph.add_nodes_from(range(self.reduced.num_items))
-        room = self.ceiling * (1 + 1e-9)
         for v in range(self.reduced.num_items):
-            before = sum(self.least[u] for u in nx.ancestors(graph, v)) + self.least[v]
-            behind = sum(self.least[u] for u in nx.descendants(graph, v)) + self.least[v]
+            before = sum(self.least[u] for u in self._before[v]) + self.least[v]
+            behind = sum(self.least[u] for u in self._behind[v]) + self.least[v]
             for t in range(self.slots - 1):
-                if before > (t + 1) * room:
+                if before > (t + 1) * self.room:
                     self.model.add(self._y[v][t] == 0)
-                if behind > (self.slots - 1 - t) * room:
+                if behind > (self.slots - 1 - t) * self.room:
                     self.model.add(self._y[v][t] == 1)
 
     def _cuts(self, items: Sequence[int]) -> list[cp_model.IntVar]:
@@ -160,7 +164,8 @@ class _Line:
             cut = self._flag(value=0 < inside < len(items))
             first, *others = items
             for r in others:
-                self.model.add(cut >= self.x(first, t) - self.y(r, t))
+                there = self.y(r, t) if r in self._behind[first] else self.x(r, t)
+                self.model.add(cut >= self.x(first, t) - there)
                 self.model.add(cut >= self.x(r, t) - self.x(first, t))
             cuts.append(cut)
         return cuts
@@ -169,32 +174,35 @@ class _Line:
         items = range(self.reduced.num_items)
         costs = [self.units(cost) for cost, _ in self.reduced.nets]
         top = self.units(self.ceiling) if isfinite(self.ceiling) else 2 * UNITS * self.slots
+        unit = gcd(*self.reduced.sizes) or 1
         load = self.model.new_int_var(0, top, "load")
         for t in range(self.slots):
             for c, kind in enumerate(self.classes):
-                row = [(self.units(self.reduced.times[c][v]), self.x(v, t)) for v in items]
+                times = self.reduced.times[c]
+                row = [(self.units(times[v]), self.x(v, t)) for v in items if times[v] <= self.room]
                 if kind.communicates:
                     row += [(cost, cut[t]) for cost, cut in zip(costs, cuts, strict=True)]
-                rows = [self.model.add(_sum(row) <= load)]
+                rows = [self.model.add(weighted(row) <= load)]
                 if kind.memory_bytes is not None and sum(self.reduced.sizes) > kind.memory_bytes:
-                    held = [(self.reduced.sizes[v], self.x(v, t)) for v in items]
-                    rows.append(self.model.add(_sum(held) <= kind.memory_bytes))
+                    held = [(self.reduced.sizes[v] // unit, self.x(v, t)) for v in items]
+                    rows.append(self.model.add(weighted(held) <= kind.memory_bytes // unit))
                 if len(self.classes) > 1:
                     for added in rows:
                         added.only_enforce_if(self._a[t][c])
         least = sum(self.units(time) for time in self.least)
         spread = [(cost, flag) for cost, cut in zip(costs, cuts, strict=True) for flag in cut]
         alone = len(self.classes) == 1 and self.classes[0].communicates
-        self.model.add(self.slots * load >= least + (_sum(spread) if alone else 0))
+        self.model.add(self.slots * load >= least + (weighted(spread) if alone else 0))
         self.model.minimize(load)
         if self.hint:
             self.model.add_hint(load, top)
 
     def units(self, time: float) -> int:
-        """Return a time in integer units, rounded down; 0 where it is not finite (another row forbids that)."""
-        return floor(time * self.scale) if isfinite(time) else 0
+        """Return a time in integer units, rounded down."""
+        return floor(time * self.scale)
 
 
-def _sum(terms: Sequence[tuple[int, cp_model.LinearExprT]]) -> cp_model.LinearExpr:
+def weighted(terms: Sequence[tuple[int, cp_model.LinearExprT]]) -> cp_model.LinearExpr:
+    """Return the sum of the terms with a weight."""
     kept = [(weight, flag) for weight, flag in terms if weight]
     return cp_model.LinearExpr.weighted_sum([flag for _, flag in kept], [weight for weight, _ in kept])
