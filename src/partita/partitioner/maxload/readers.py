@@ -20,12 +20,10 @@ from collections import defaultdict
 from math import ceil, inf
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partita.partitioner.maxload.problem import DeviceClass, PartitionProblem
-
-if TYPE_CHECKING:
-    from partita.partitioner.maxload.replicated import ReplicatedProblem
+from partita.partitioner.maxload.replicated import Option, ReplicatedProblem
 
 PARAMETER_COPIES = 3
 """Weights, gradients and one optimiser state, as the PipeDream profiles are commonly sized."""
@@ -152,3 +150,62 @@ def _content(source: str | PathLike[str] | dict[str, Any]) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{source} holds no JSON object")
     return content
+
+
+def read_piper(
+    source: str | PathLike[str] | dict[str, Any],
+    *,
+    devices: int,
+    memory_bytes: int,
+    bandwidth_bytes_per_s: float,
+    microbatches: int,
+) -> ReplicatedProblem:
+    """Read Piper's format; the limits in the file give way to the arguments.
+
+    Args:
+        source: Path or content of the file.
+        devices: How many there are.
+        memory_bytes: Of each.
+        bandwidth_bytes_per_s: Of each; bytes per unit of time of the profile, which some files give in milliseconds.
+        microbatches: Per batch.
+
+    Raises:
+        ValueError: If a field is missing.
+    """
+    data = _content(source)
+    try:
+        number = {node["id"]: index for index, node in enumerate(data["nodes"])}
+        return ReplicatedProblem(
+            nodes=tuple(str(node.get("name", node["id"])) for node in data["nodes"]),
+            options=tuple(_options(node, number) for node in data["nodes"]),
+            edges=tuple(
+                (number[edge["sourceId"]], number[edge["destId"]], float(edge["communicationCost"]))
+                for edge in data["edges"]
+            ),
+            devices=devices,
+            memory_bytes=memory_bytes,
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+            microbatches=microbatches,
+        )
+    except KeyError as error:
+        raise ValueError(f"not Piper's format: field {error} is missing") from error
+
+
+def _options(node: dict[str, Any], number: dict[int, int]) -> dict[int, tuple[Option, ...]]:
+    return {
+        int(degree): tuple(
+            Option(
+                name=str(row["id"]),
+                time=float(row["timePerSample"]),
+                parameter_bytes=float(row["parameterSize"]),
+                activation_bytes=float(row["memoryUsageA"]),
+                static_bytes=float(row["memoryUsageB"]),
+                sync_bytes={
+                    number[int(other)]: float(size) for key in ("syncTimeFw", "syncTimeBw") for other, size in row[key].items()
+                },
+            )
+            for row in rows
+        )
+        for degree, rows in node["TMPCs"].items()
+        if rows
+    }
