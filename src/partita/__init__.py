@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from partita.ir.plan import Plan
     from partita.ir.request import Example, Limits, Search
     from partita.ir.schedule import Schedule
+    from partita.partitioner.maxload.methods import solve
+    from partita.partitioner.maxload.problem import PartitionProblem
     from partita.runtime.module import ParallelModule
 
 __version__ = "0.1.0"
@@ -46,6 +48,7 @@ __all__ = [
     "ModelGraph",
     "ParallelModule",
     "PartitaError",
+    "PartitionProblem",
     "Plan",
     "PlanError",
     "PlanMismatchError",
@@ -61,6 +64,7 @@ __all__ = [
     "plan",
     "profile",
     "simulate",
+    "solve",
 ]
 
 # Public name -> where it lives. No name equals the name of a module of this package: importing that module later would
@@ -71,6 +75,7 @@ _HOMES = {
     "Limits": "partita.ir.request:Limits",
     "ModelGraph": "partita.ir.graph:ModelGraph",
     "ParallelModule": "partita.runtime.module:ParallelModule",
+    "PartitionProblem": "partita.partitioner.maxload.problem:PartitionProblem",
     "Plan": "partita.ir.plan:Plan",
     "ProfileTable": "partita.cost.profile_table:ProfileTable",
     "Schedule": "partita.ir.schedule:Schedule",
@@ -81,6 +86,7 @@ _HOMES = {
     "plan": "partita.api:plan",
     "profile": "partita.api:profile",
     "simulate": "partita.api:simulate",
+    "solve": "partita.partitioner.maxload.methods:solve",
 }
 
 

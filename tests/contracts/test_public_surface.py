@@ -10,8 +10,19 @@ import pytest
 
 import partita
 
-VERBS = {"auto_parallelize", "capture", "inspect", "plan", "profile", "simulate"}
-NOUNS = {"Cluster", "Example", "Limits", "ModelGraph", "ParallelModule", "Plan", "ProfileTable", "Schedule", "Search"}
+VERBS = {"auto_parallelize", "capture", "inspect", "plan", "profile", "simulate", "solve"}
+NOUNS = {
+    "Cluster",
+    "Example",
+    "Limits",
+    "ModelGraph",
+    "ParallelModule",
+    "PartitionProblem",
+    "Plan",
+    "ProfileTable",
+    "Schedule",
+    "Search",
+}
 ERRORS = {
     "CaptureError",
     "CostError",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from partita.partitioner.maxload.methods import METHODS, solve
 from partita.partitioner.maxload.problem import DeviceClass, Evaluation, PartitionProblem, evaluate
 from partita.partitioner.maxload.result import PartitionResult
-from partita.partitioner.maxload.solve import METHODS, solve
 
 __all__ = ["METHODS", "DeviceClass", "Evaluation", "PartitionProblem", "PartitionResult", "evaluate", "solve"]

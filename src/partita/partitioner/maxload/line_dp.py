@@ -50,15 +50,15 @@ def solve_ideals(reduced: Reduced, *, max_ideals: int = 6000, max_work: int = MA
     if family is None or family.count**2 * (len(reduced.nets) + states) > max_work:
         return None
     loads = _ideal_loads(reduced, family)
-    objective, steps = _best_chain(loads, [c.count for c in reduced.problem.classes])
+    objective, steps = best_chain(loads, [c.count for c in reduced.problem.classes])
     stages = [(c, tuple(np.flatnonzero(family.members[j] & ~family.members[i]).tolist())) for c, i, j in steps]
     return Line(objective=objective, stages=tuple(stages))
 
 
 def solve_order(reduced: Reduced, order: Sequence[int]) -> Line:
     """Return the best contiguous partition whose devices are intervals of a topological order."""
-    loads = _interval_loads(reduced, order)
-    objective, steps = _best_chain(loads, [c.count for c in reduced.problem.classes])
+    loads = interval_loads(reduced, order)
+    objective, steps = best_chain(loads, [c.count for c in reduced.problem.classes])
     return Line(objective=objective, stages=tuple((c, tuple(order[i:j])) for c, i, j in steps))
 
 
@@ -80,7 +80,7 @@ def improve_orders(reduced: Reduced, best: Line, *, seed: int, more: Callable[[]
         seed: Of the shuffles.
         more: Whether to go on.
     """
-    graph, draw = _graph(reduced), random.Random(seed)
+    graph, draw = _graph(reduced), random.Random(seed)  # noqa: S311 - a search, no secret
     while more() and best.stages:
         rank = {v: t for t, (_, items) in enumerate(best.stages) for v in items}
         noise = _noise(reduced, draw)
@@ -116,7 +116,7 @@ def _num_states(reduced: Reduced) -> int:
     return int(np.prod([c.count + 1 for c in reduced.problem.classes])) * len(reduced.problem.classes)
 
 
-def _best_chain(loads: Floats, counts: Sequence[int]) -> tuple[float, list[tuple[int, int, int]]]:
+def best_chain(loads: Floats, counts: Sequence[int]) -> tuple[float, list[tuple[int, int, int]]]:
     """Return the least maximum load of a chain from set 0 to the last, and its steps (class, from, to)."""
     columns = np.arange(loads.shape[1])
     start = np.where(columns == 0, 0.0, inf)
@@ -147,7 +147,7 @@ def _less(state: tuple[int, ...], c: int) -> tuple[int, ...]:
     return (*state[:c], state[c] - 1, *state[c + 1 :])
 
 
-def _interval_loads(reduced: Reduced, order: Sequence[int]) -> Floats:
+def interval_loads(reduced: Reduced, order: Sequence[int]) -> Floats:
     """Return ``loads[c, j, i]``, the load on class c of the items at positions i to j - 1 of the order.
 
     A net is cut by an interval if it has items in it but not all: all nets, less those with no item in it (it lies in a
@@ -182,16 +182,14 @@ def _ideal_loads(reduced: Reduced, family: Ideals) -> Floats:
     return _loads(reduced, family.members, nested, traffic)
 
 
-def _loads(
-    reduced: Reduced, members: npt.NDArray[np.bool_], nested: npt.NDArray[np.bool_], traffic: Floats
-) -> Floats:
+def _loads(reduced: Reduced, members: npt.NDArray[np.bool_], nested: npt.NDArray[np.bool_], traffic: Floats) -> Floats:
     """Return the loads of all differences of sets from the traffic of each; ``inf`` where one does not fit."""
     rows = []
     sizes = members.astype(np.int64) @ np.array(reduced.sizes, dtype=np.int64)
     for c, times in zip(reduced.problem.classes, reduced.times, strict=True):
         allowed = np.isfinite(times)
         work, banned = members @ np.where(allowed, times, 0.0), members @ (~allowed).astype(np.int64)
-        load = work[:, None] - work[None, :] + (traffic if c.communicates else 0.0)
+        load = np.subtract.outer(work, work) + traffic * float(c.communicates)
         fits = nested & (banned[:, None] == banned[None, :])
         if c.memory_bytes is not None:
             fits &= sizes[:, None] - sizes[None, :] <= c.memory_bytes

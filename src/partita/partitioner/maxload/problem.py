@@ -201,12 +201,10 @@ def evaluate(problem: PartitionProblem, assignment: Sequence[int], *, contiguous
     if contiguous and not _in_line(problem, assignment):
         violations.append("the devices depend on each other in a circle")
     objective = inf if violations else max(loads)
-    return Evaluation(
-        objective=objective, loads=tuple(loads), used_bytes=tuple(used), violations=tuple(violations)
-    )
+    return Evaluation(objective=objective, loads=tuple(loads), used_bytes=tuple(used), violations=tuple(violations))
 
 
 def _in_line(problem: PartitionProblem, assignment: Sequence[int]) -> bool:
     """Return whether the devices can be put in one line."""
     graph = nx.DiGraph((assignment[u], assignment[v]) for u, v in problem.order if assignment[u] != assignment[v])
-    return nx.is_directed_acyclic_graph(graph)
+    return bool(nx.is_directed_acyclic_graph(graph))

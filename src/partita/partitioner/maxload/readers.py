@@ -54,7 +54,9 @@ def _from_dnn_partitioning(data: dict[str, Any]) -> PartitionProblem:
     costs = [0.0] * len(nodes)
     for (u, _), edge in zip(edges, data["edges"], strict=True):
         if costs[u] not in (0.0, edge["cost"]):
-            raise ValueError(f"node {nodes[u]['id']} sends at cost {costs[u]} and at cost {edge['cost']}; one is allowed")
+            raise ValueError(
+                f"node {nodes[u]['id']} sends at cost {costs[u]} and at cost {edge['cost']}; one is allowed"
+            )
         costs[u] = float(edge["cost"])
     colours: defaultdict[Any, list[int]] = defaultdict(list)
     for index, node in enumerate(nodes):
@@ -148,7 +150,7 @@ def _content(source: str | PathLike[str] | dict[str, Any]) -> dict[str, Any]:
         return source
     content = json.loads(Path(source).read_text(encoding="utf-8"))
     if not isinstance(content, dict):
-        raise ValueError(f"{source} holds no JSON object")
+        raise ValueError(f"{source} holds no JSON object")  # noqa: TRY004 - the file is wrong, not the call
     return content
 
 
@@ -201,7 +203,9 @@ def _options(node: dict[str, Any], number: dict[int, int]) -> dict[int, tuple[Op
                 activation_bytes=float(row["memoryUsageA"]),
                 static_bytes=float(row["memoryUsageB"]),
                 sync_bytes={
-                    number[int(other)]: float(size) for key in ("syncTimeFw", "syncTimeBw") for other, size in row[key].items()
+                    number[int(other)]: float(size)
+                    for key in ("syncTimeFw", "syncTimeBw")
+                    for other, size in row[key].items()
                 },
             )
             for row in rows

@@ -129,3 +129,9 @@ def work_bound(reduced: Reduced) -> float:
     if not np.isfinite(best).all():
         return inf
     return max(float(best.max(initial=0.0)), float(best.sum()) / reduced.problem.num_devices)
+
+
+def highest_load(reduced: Reduced) -> float:
+    """Return a load that no device of an allowed assignment exceeds."""
+    worst = np.where(np.isfinite(reduced.times), reduced.times, 0.0).max(axis=0)
+    return float(worst.sum()) + sum(cost for cost, _ in reduced.nets)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, inf, prod
@@ -212,7 +212,11 @@ def solve_replicated(problem: ReplicatedProblem, *, method: str = "ilp", time_li
     best = search.best_under(inf)
     if not best:
         return PartitionResult(
-            objective=inf, bound=inf, status="INFEASIBLE", assignment=(), method=method,
+            objective=inf,
+            bound=inf,
+            status="INFEASIBLE",
+            assignment=(),
+            method=method,
             details=(f"no stages fit into {problem.memory_bytes} bytes on each of {problem.devices} devices",),
         )
     objective, bound, limit = evaluate_replicated(problem, best), search.work_bound(), ""
@@ -305,8 +309,8 @@ class _Sweep:
             first[at] = kept[0][0]
             many |= len(kept) > 2
             for k, row in kept[1:2]:
-                extra, *shift = (b - a for a, b in zip(kept[0][1], row, strict=True))
-                groups[tuple(shift)].append((extra, at, k))
+                extra, *rest = (b - a for a, b in zip(kept[0][1], row, strict=True))
+                groups[tuple(rest)].append((extra, at, k))
         counts = [range(len(group) + 1) for group in groups.values()]
         if many or prod(map(len, counts)) > MAX_CHOICES:
             self.exact = False
@@ -386,7 +390,7 @@ class _Sweep:
         return tuple(stages)
 
 
-def _beats(rows: list[tuple[float, ...]], a: int, b: int) -> bool:
+def _beats(rows: Sequence[tuple[float, ...]], a: int, b: int) -> bool:
     """Return whether option a is never worse than b, and not just a later copy of it."""
     if a == b or any(x > y for x, y in zip(rows[a], rows[b], strict=True)):
         return False

@@ -5,34 +5,35 @@ Variables ``y[v, t] = [slot(v) <= t]`` for slots t = 0..T-1, ``y[v, -1] = 0``, `
 
     (a)  y[v, t-1] <= y[v, t];   y[v, t] <= y[u, t] for each (u, v) of the reduced order                    _order
     (b)  sum_c a[t, c] = 1;   sum_t a[t, c] = count_c;   x[v, t] + a[t, c] <= 1 where c cannot run v        _classes
-    (c)  cut[n, t] >= x[u, t] - x[r, t];   cut[n, t] >= x[r, t] - x[u, t]   for u the first, r any other    _cuts
+    (c)  cut[n, t] >= x[u, t] - x[r, t];   cut[n, t] >= x[r, t] - x[u, t]   for u the first, r any other  _cuts
     (d)  a[t, c]  =>  sum_v time_c(v) x[v, t] + sum_n cost(n) cut[n, t] <= L                                _loads
     (e)  a[t, c]  =>  sum_v size(v) x[v, t] <= memory_c                                                     _loads
     (f)  T L >= sum_v min_c time_c(v) (+ all cuts, if there is one class)              redundant            _loads
     (g)  minimise L
 
 Ordered slots remove the symmetry of the devices and give contiguity for free.  Where r depends on u, ``y[r, t]`` stands
-for ``x[r, t]`` in the first row of (c), which is tighter: r cannot be before t if u is on t.  Windows on ``slot(v)`` follow from the incumbent, which is given as
-a *complete* hint.  Times become integers by rounding down, so the bound holds for the real figures.
+for ``x[r, t]`` in the first row of (c), which is tighter: r cannot be before t if u is on t.  Windows on
+``slot(v)`` follow from the incumbent, which is given as a *complete* hint.  Times become integers by rounding down, so
+the bound holds for the real figures.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from math import floor, gcd, inf, isfinite
+from math import floor, gcd, inf
 
 import networkx as nx
 import numpy as np
 from ortools.sat.python import cp_model
 
 from partita.partitioner.maxload.line_dp import Line
-from partita.partitioner.maxload.reduction import Reduced
+from partita.partitioner.maxload.reduction import Reduced, highest_load
 from partita.partitioner.maxload.result import Limits
 from partita.partitioner.solvers.search import Outcome, run_cp_sat
 
-UNITS = 400_000_000
-"""Integer units that the work of all items is scaled to."""
+UNITS = 60_000_000
+"""Integer units that the largest load looked at is scaled to; beyond about 2**29 CP-SAT 9.15 calls solvable models
+infeasible in its presolve."""
 
 
 def solve(reduced: Reduced, *, incumbent: Line, limits: Limits) -> Outcome[Line]:
@@ -46,6 +47,8 @@ def solve(reduced: Reduced, *, incumbent: Line, limits: Limits) -> Outcome[Line]
     Returns:
         The best line found, if any, with a valid lower bound on the load of every line.
     """
+    if not np.isfinite(reduced.times.min(axis=0)).all():
+        return Outcome(answer=None, bound=inf, status="infeasible")
     model = _Line(reduced, incumbent)
     model.build()
     outcome = run_cp_sat(model.model, limits, model.flat())
@@ -61,10 +64,9 @@ class _Line:
         self.classes = reduced.problem.classes
         self.slots = reduced.problem.num_devices
         self.least = reduced.times.min(axis=0)
-        self.ceiling = incumbent.objective
-        self.room = min(self.ceiling * (1 + 1e-9), sys.float_info.max)
-        work = float(self.least.sum()) + sum(cost for cost, _ in reduced.nets)
-        self.scale = UNITS / work if work > 0 else 1.0
+        self.ceiling = min(incumbent.objective, highest_load(reduced))
+        self.room = self.ceiling * (1 + 1e-9)
+        self.scale = UNITS / self.ceiling if self.ceiling > 0 else 1.0
         self.kinds, self.hint = self._seats(incumbent)
         graph = nx.DiGraph(reduced.order)
         graph.add_nodes_from(range(reduced.num_items))
@@ -124,8 +126,7 @@ class _Line:
         """Fill the model."""
         self._order()
         self._classes()
-        if isfinite(self.ceiling):
-            self._windows()
+        self._windows()
         self._loads([self._cuts(items) for _, items in self.reduced.nets])
 
     def _order(self) -> None:
@@ -142,7 +143,7 @@ class _Line:
         for c, kind in enumerate(self.classes):
             self.model.add(sum(row[c] for row in self._a) == kind.count)
             # An item that alone is more than the incumbent is banned too: large coefficients upset CP-SAT's presolve.
-            for v in np.flatnonzero(self.reduced.times[c] > self.room):
+            for v in np.flatnonzero(self.reduced.times[c] > self.room).tolist():
                 for t in range(self.slots):
                     self.model.add(self.x(v, t) + self._a[t][c] <= 1)
 
@@ -173,7 +174,7 @@ class _Line:
     def _loads(self, cuts: Sequence[Sequence[cp_model.IntVar]]) -> None:
         items = range(self.reduced.num_items)
         costs = [self.units(cost) for cost, _ in self.reduced.nets]
-        top = self.units(self.ceiling) if isfinite(self.ceiling) else 2 * UNITS * self.slots
+        top = self.units(self.room)
         unit = gcd(*self.reduced.sizes) or 1
         load = self.model.new_int_var(0, top, "load")
         for t in range(self.slots):

@@ -10,24 +10,25 @@ Variables ``x[v, d] = [item v is on device d]`` and ``cut[n, d]``::
     (f)  minimise L
 
 In (b) a net that is neither absent from a device nor whole on it has somewhere on the circle an item on the device
-followed by one that is not.  Devices of one class are alike: items may use the j-th of them only if an earlier item uses
-the one before, which the incumbent is renumbered to respect.
+followed by one that is not.  Devices of one class are alike: items may use the j-th of them only if an earlier
+item uses the one before, which the incumbent is renumbered to respect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import floor, gcd
+from math import floor, gcd, inf
 
+import numpy as np
 from ortools.sat.python import cp_model
 
-from partita.partitioner.maxload.reduction import Reduced
+from partita.partitioner.maxload.reduction import Reduced, highest_load
 from partita.partitioner.maxload.result import Limits
 from partita.partitioner.solvers.line import weighted
 from partita.partitioner.solvers.search import Outcome, run_cp_sat
 
 UNITS = 20_000_000
-"""Integer units that the work of all items is scaled to."""
+"""Integer units that the largest load looked at is scaled to."""
 
 
 def solve(reduced: Reduced, *, incumbent: Sequence[int], ceiling: float, limits: Limits) -> Outcome[tuple[int, ...]]:
@@ -42,6 +43,8 @@ def solve(reduced: Reduced, *, incumbent: Sequence[int], ceiling: float, limits:
     Returns:
         The best assignment of items found, if any, with a valid lower bound on the load of every assignment.
     """
+    if not np.isfinite(reduced.times.min(axis=0)).all():
+        return Outcome(answer=None, bound=inf, status="infeasible")
     model = _Placement(reduced, renumber(reduced, incumbent), ceiling)
     model.build()
     outcome = run_cp_sat(model.model, limits, [flag for row in model.x for flag in row])
@@ -66,11 +69,11 @@ class _Placement:
     """The model of one problem with its hint."""
 
     def __init__(self, reduced: Reduced, hint: Sequence[int], ceiling: float) -> None:
-        self.reduced, self.hint, self.ceiling = reduced, hint, ceiling
+        self.reduced, self.hint = reduced, hint
+        ceiling = min(ceiling, highest_load(reduced))
         self.kinds = reduced.problem.devices
         self.model = cp_model.CpModel()
-        work = float(reduced.times.min(axis=0).sum())
-        self.scale = UNITS / work if work > 0 else 1.0
+        self.scale = UNITS / ceiling if ceiling > 0 else 1.0
         self.room = ceiling * (1 + 1e-9)
         self.x = [
             [self._flag(value=bool(hint) and hint[v] == d) for d in range(len(self.kinds))]

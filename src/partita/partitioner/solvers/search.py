@@ -66,12 +66,13 @@ def run_cp_sat(model: cp_model.CpModel, limits: Limits, wanted: Sequence[cp_mode
     solver.parameters.max_time_in_seconds = max(limits.time_s, 0.1)
     solver.parameters.max_deterministic_time = limits.deterministic_time
     result = solver.solve(model)
-    names: dict[int, Status] = {
-        cp_model.OPTIMAL: "optimal",
-        cp_model.FEASIBLE: "feasible",
-        cp_model.INFEASIBLE: "infeasible",
-    }
-    status = names.get(result, "unknown")
+    status: Status = "unknown"
+    if result == cp_model.OPTIMAL:
+        status = "optimal"
+    elif result == cp_model.FEASIBLE:
+        status = "feasible"
+    elif result == cp_model.INFEASIBLE:
+        status = "infeasible"
     work = solver.response_proto.deterministic_time
     found = status in {"optimal", "feasible"}
     return Search(
