@@ -19,6 +19,8 @@ QUICK_DP = 200_000_000
 """Element operations that the exact DP may take before the integer model is asked instead: under a second."""
 SHUFFLE_RATE = 50_000_000
 """Element operations that count as a second of shuffling orders, so that its length does not depend on the machine."""
+SHUFFLE_OVERHEAD = 500_000
+"""What a shuffle costs besides, in the same measure."""
 FIRST_SHUFFLES = 12
 """Shuffles before the integer model is first asked."""
 
@@ -158,11 +160,12 @@ def _ilp(search: _Search) -> None:
             return
         _shuffle(search, along, FIRST_SHUFFLES)
         _exact(search, 0.2)
-    total = 0.3 if search.contiguous else 0.1
-    work = along.num_items**2 * along.problem.num_devices * len(along.problem.classes)
-    if not search.done:
-        _shuffle(search, along, int(total * search.limits.time_s * SHUFFLE_RATE / work))
-        _exact(search, 1.0)
+    work = along.num_items**2 * along.problem.num_devices * len(along.problem.classes) + SHUFFLE_OVERHEAD
+    total = 0.15 if search.contiguous else 0.05
+    for share in (0.5, 1.0):
+        if not search.done:
+            _shuffle(search, along, int(total * search.limits.time_s * SHUFFLE_RATE / work))
+            _exact(search, share)
 
 
 def _shuffle(search: _Search, along: Reduced, rounds: int) -> None:
