@@ -40,7 +40,8 @@ class PartitionResult:
         seed: As given.
         wall_s: Seconds it took.
         deterministic_time: CP-SAT's measure of its part of the work.
-        limit: What ended the search before a proof: ``""``, ``deterministic``, ``wall`` or ``interrupted``.
+        limit: What ended the search before a proof: ``""``, ``deterministic``, ``wall``, ``interrupted``
+            or ``solver fault``.
         loads: Load of each device.
         details: Further figures of the method.
     """
