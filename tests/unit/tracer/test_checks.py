@@ -128,7 +128,8 @@ class Watchful(nn.Module):
         if torch.isnan(x).any():
             raise ValueError("not a number")
         assert bool((x.abs() <= 1).all()), "out of range"
-        return -torch.distributions.Normal(x, torch.nn.functional.softplus(x)).log_prob(x.detach()).mean()
+        spread = torch.distributions.Normal(x, torch.nn.functional.softplus(x), validate_args=True)
+        return -spread.log_prob(x.detach()).mean()
 
 
 def _captured(model: nn.Module) -> tuple[Captured, torch.Tensor]:
