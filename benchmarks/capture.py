@@ -19,6 +19,7 @@ import gc
 import json
 import multiprocessing
 import os
+import re
 import sys
 import time
 import warnings
@@ -122,7 +123,7 @@ def measure(name):
         "rows": graph.batch_rows,
         "seconds": round(seconds, 2),
         "MB": megabytes,
-        "note": graph.notes[0][:100] if graph.notes else "",
+        "note": re.sub(r" \(/[^)]*\)", "", graph.notes[0])[:100] if graph.notes else "",  # without this machine's paths
     }
     output = model(*example.args, **example.kwargs)
     loss_of(output).backward()
