@@ -100,9 +100,21 @@ def profile(
     if isinstance(model_or_graph, ModelGraph):
         return known_of(model_or_graph, target)
     from partita.profiler.profile import Options
+    from partita.runtime.world import running_world, world_cluster
 
     options = Options(rows=rows, operators=operators, split=split, optimizer=optimizer, links=links)
-    return profile_model(model_or_graph, example, target, options=options, cache=cache, progress=progress)
+    world = running_world(target)
+    several = world.size > 1
+    return profile_model(
+        model_or_graph,
+        example,
+        target,
+        options=options,
+        cache=cache,
+        progress=progress,
+        job=world_cluster(world) if several else None,
+        agree=world.agree,
+    )
 
 
 def plan(

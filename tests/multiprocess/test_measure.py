@@ -27,3 +27,18 @@ def test_every_rank_gets_one_table_and_one_report(pool: Pool):
     assert report == other
     assert [stage.index for stage in report.stages] == [0, 1]
     assert [memory.rank for memory in report.memory] == [0, 1]
+
+
+def profile_what_cannot_be_called():
+    """An example that the model does not take: rank 0 finds out, and no rank waits for it."""
+    try:
+        partita.profile(torch.nn.Linear(4, 4), (torch.zeros(2, 4), torch.zeros(2)), links=False, cache=False)
+    except partita.PartitaError as error:
+        return str(error)
+    return ""
+
+
+def test_an_error_while_rank_0_profiles_reaches_every_rank(pool: Pool):
+    first, second = pool.run(profile_what_cannot_be_called, 2, seconds=60)
+    assert first
+    assert first == second

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from partita.cost.clusters import default_cluster, parse_cluster
 from partita.cost.profile_table import Curve, ProfileTable
 from partita.errors import CostError, TransportError
+from partita.ir.cluster import Cluster
 from partita.ir.graph import ModelGraph
 from partita.profiler.clock import Clock, device_clock
 from partita.profiler.cpu import loopback_points
@@ -24,6 +24,7 @@ from partita.profiler.links import live_curves
 from partita.profiler.profile import Options, Profile, Progress, distinct_units, empty_table
 from partita.profiler.updates import update_curve
 from partita.tracer.capture import capture_model, examples_of
+from partita.tracer.decide import Agree, decide_alone
 from partita.tracer.signature import signature_of
 from partita.tracer.skeleton import named_tensors
 
@@ -63,35 +64,34 @@ def profile_model(
     cache: bool,
     progress: Progress | None,
     clock: Clock | None = None,
+    job: Cluster | None = None,
+    agree: Agree = decide_alone,
 ) -> ProfileTable:
-    """Measure a model; see `partita.profile`."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    """Measure a model; see `partita.profile`.
+
+    Args:
+        model: The model.
+        example: See `partita.tracer.capture.examples_of`.
+        device: Where to measure.
+        options: What to measure.
+        cache: Read and write the cache.
+        progress: Called with (units done, all units, what is measured).
+        clock: Measures; by default the device's own.
+        job: The devices of all ranks, if there are several: then their links are measured too.
+        agree: Lets rank 0 measure and gives every rank the table, or the error.
+    """
+    if job is None:
         return _alone(model, example, device, options, cache=cache, progress=progress, clock=clock)
     apart = replace(options, links=False)
-    box: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            box = [_alone(model, example, device, apart, cache=cache, progress=progress, clock=clock)]
-        except CostError as error:
-            box = [error]
-    dist.broadcast_object_list(box, src=0)
-    if isinstance(box[0], CostError):
-        raise box[0]
-    table: ProfileTable = box[0]
+    table: ProfileTable = agree(
+        lambda: _alone(model, example, device, apart, cache=cache, progress=progress, clock=clock)
+    )
     if options.links:
-        messages, reductions = live_curves(_job(device), device)
+        messages, reductions = live_curves(job, device)
         table = replace(table, links={**table.links, **messages}, reductions={**table.reductions, **reductions})
         if cache and dist.get_rank() == 0:
             table.save()
     return table
-
-
-def _job(device: torch.device) -> Any:
-    """Describe the job: all ranks have a device like this one."""
-    if device.type != "cuda":
-        return parse_cluster(f"{dist.get_world_size()}xcpu")
-    facts = torch.cuda.get_device_properties(device)
-    return default_cluster(platform="cuda", device_name=facts.name, memory_bytes=facts.total_memory)
 
 
 def _alone(

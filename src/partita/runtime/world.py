@@ -110,6 +110,15 @@ def join_world() -> World:
         torch.cuda.set_device(device)
     if not dist.is_initialized() and all(name in os.environ for name in _TORCHRUN):
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    return running_world(device)
+
+
+def running_world(device: torch.device) -> World:
+    """Return this process' world as it is; nothing is created.
+
+    Args:
+        device: Where this rank computes.
+    """
     if dist.is_initialized():
         return World(rank=dist.get_rank(), size=dist.get_world_size(), device=device)
     return World(rank=0, size=1, device=device)
