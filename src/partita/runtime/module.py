@@ -209,20 +209,21 @@ class ParallelModule(nn.Module):
         layout = call.variant.layout
         if layout.home[name] != layout.num_stages - 1:
             layout = call.variant.fused
-        again = Repeat(self.engine, self.book, call)
+        beside = frozenset(layout.result_names) - {name}
+        again = Repeat(self.engine, self.book, call) if beside else None
         ran = self.engine.run_schedule(
             call,
             layout,
             model_loss(call, name),
             seeds=frozenset({name}),
-            wanted=frozenset(layout.result_names) - {name},
+            wanted=beside,
         )
         state = ran.state
         loss = _Loss.apply(self, ran, self._anchor, *call.tensors)  # type: ignore[no-untyped-call]
         del ran  # the gradients are the loss' alone now
         results = self.engine.publish(state, skip=frozenset({name}))
         tensors: Sequence[torch.Tensor] = results.tensors
-        if any(results.requires_grad):
+        if again is not None and any(results.requires_grad):
             tensors = Beside.apply(again.of(state), results, self._anchor, *call.tensors)  # type: ignore[no-untyped-call]
         return self.engine.assemble(state, tensors, {name: loss})
 
