@@ -26,10 +26,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from partita.tracer.checks import passing_answer
-from partita.tracer.nodes import is_mutable, is_opaque, is_random
+from partita.tracer.nodes import is_mutable, is_opaque, is_random, is_size, memory_of
+from partita.tracer.places import innermost_place
 from partita.tracer.program import Environment, Program
 from partita.tracer.recorder import Assumption, Recorder, Ref
-from partita.tracer.sizes import depends_on_values, expression_of
 from partita.tracer.tree import map_leaves
 
 LEVELS = ("nothing", "truths", "numbers")
@@ -117,7 +117,8 @@ class ValueReads(TorchFunctionMode):
             operands, root = map_leaves(self._operand, (args, kwargs)), recorder.tracer.root
             with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
                 value = self._compute(func, nodes, operands, root)
-        recorder.assumed.append(Assumption(func, template, value, _place(), tuple(n.name for n in nodes)))
+        place = innermost_place(traceback.extract_stack())
+        recorder.assumed.append(Assumption(func, template, value, place, tuple(n.name for n in nodes)))
         return value
 
     def _operand(self, _path: object, leaf: Any) -> Any:
@@ -178,12 +179,6 @@ def _names(recorder: Recorder, tree: Any) -> list[str]:
     return found
 
 
-def _place() -> str:
-    """Return the user's line that reads a value."""
-    frames = [f for f in traceback.extract_stack() if "/torch/" not in f.filename and "/partita/" not in f.filename]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown line"
-
-
 def slice_of(nodes: Sequence[fx.Node], names: Iterable[str], inputs: Iterable[str]) -> list[fx.Node] | None:
     """Return the nodes that compute some values from inputs and constants alone, in order.
 
@@ -198,10 +193,10 @@ def slice_of(nodes: Sequence[fx.Node], names: Iterable[str], inputs: Iterable[st
         The nodes; None if a parameter, chance or something else that is unknown before the call takes part.
     """
     by_name, given = {n.name: n for n in nodes}, set(inputs)
-    writers: dict[int, list[fx.Node]] = {}
+    writers: dict[int | None, list[fx.Node]] = {}
     for node in nodes:
-        if node.op == "call_function" and is_mutable(node):
-            writers.setdefault(_memory(node), []).append(node)
+        if is_mutable(node) and (memory := memory_of(node)) is not None:
+            writers.setdefault(memory, []).append(node)
     found: set[str] = set()
     waiting = list(names)
     while waiting:
@@ -212,8 +207,8 @@ def slice_of(nodes: Sequence[fx.Node], names: Iterable[str], inputs: Iterable[st
             return None
         found.add(name)
         node = by_name[name]
-        waiting += [source.name for source in node.all_input_nodes if not _is_number(source)]
-        waiting += [writer.name for writer in writers.get(_memory(node), ())]
+        waiting += [source.name for source in node.all_input_nodes if not is_size(source)]
+        waiting += [writer.name for writer in writers.get(memory_of(node), ())]
     return [node for node in nodes if node.name in found]
 
 
@@ -227,18 +222,6 @@ def _knowable(node: fx.Node, inputs: set[str]) -> bool:
         return True
     is_operator = isinstance(node.target, torch._ops.OpOverload)
     return is_operator and not is_random(node) and not is_opaque(node)
-
-
-def _is_number(node: fx.Node) -> bool:
-    """Whether a node is a number that follows from the inputs' sizes."""
-    value = node.meta.get("val")
-    expression = expression_of(value)
-    return isinstance(value, bool | int | float) or (expression is not None and not depends_on_values(expression))
-
-
-def _memory(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else id(node)
 
 
 def holds_for(program: Program, tensors: tuple[torch.Tensor, ...]) -> bool:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from partita.tracer.objects import holds_tensors, same_parts
+
 _NOT_THE_USERS = ("torch", "sympy", "mpmath", "numpy", "partita", "functools", "re", "typing", "inspect", "importlib")
 
 
@@ -46,29 +48,19 @@ def _tables(model: nn.Module) -> list[tuple[Any, str, Any, Any]]:
     return found
 
 
-def _holds_tensors(value: Any) -> bool:
-    """Whether a table, or a table in it, holds a tensor."""
-    if isinstance(value, dict | list | tuple):
-        return any(_holds_tensors(inner) for inner in (value.values() if isinstance(value, dict) else value))
-    return isinstance(value, torch.Tensor)
-
-
 def _put_back(owner: Any, name: str, value: Any, held: Any) -> None:
     """Restore a table or a name if it has got tensors."""
     now = vars(owner).get(name)
-    if now is not value and _holds_tensors(now):
+    if now is not value and holds_tensors(now):
         setattr(owner, name, value)
-    if held is None or not _holds_tensors(value):
+    if held is None or same_parts(_entries(value), _entries(held)) or not holds_tensors(value):
         return
-    if isinstance(value, dict) and not (value.keys() == held.keys() and all(value[k] is held[k] for k in held)):
-        value.clear()
-        value.update(held)
-    elif isinstance(value, list) and not (len(value) == len(held) and all(map(_same, value, held))):
-        value[:] = held
+    value.clear()
+    value.update(held) if isinstance(value, dict) else value.extend(held)
 
 
-def _same(first: Any, second: Any) -> bool:
-    return first is second
+def _entries(table: dict[Any, Any] | list[Any]) -> dict[Any, Any]:
+    return table if isinstance(table, dict) else dict(enumerate(table))
 
 
 @contextlib.contextmanager

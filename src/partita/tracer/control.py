@@ -26,7 +26,7 @@ from torch import fx
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 
-from partita.tracer.nodes import BATCH_NORMS, arguments_of, bodies, body_of, is_mutable, is_opaque, packet
+from partita.tracer.nodes import BATCH_NORMS, arguments_of, bodies, body_of, is_mutable, is_opaque, memory_of, packet
 from partita.tracer.sizes import expression_of
 from partita.tracer.tree import Marker, leaves, map_leaves
 
@@ -89,9 +89,9 @@ def is_control(node: fx.Node) -> bool:
 def why_not_control(node: fx.Node) -> str:
     """Say why a control-flow operator cannot be a step ("" if it can)."""
     for graph in _all_bodies(node):
-        given = {_memory(n) for n in graph.graph.nodes if n.op in {"placeholder", "get_attr"}} - {None}
+        given = {memory_of(n) for n in graph.graph.nodes if n.op in {"placeholder", "get_attr"}} - {None}
         for inner in graph.graph.nodes:
-            if is_mutable(inner) and given & {_memory(source) for source in inner.all_input_nodes[:1]}:
+            if is_mutable(inner) and given & {memory_of(source) for source in inner.all_input_nodes[:1]}:
                 return f"{inner.name} inside it changes an operand"
             if packet(inner.target) in BATCH_NORMS and arguments_of(inner).get("training"):
                 return f"{inner.name} inside it updates running statistics"
@@ -140,11 +140,6 @@ def _all_bodies(node: fx.Node) -> Iterator[fx.GraphModule]:
 def _constants(graph: fx.GraphModule) -> list[torch.Tensor]:
     held = [getattr(graph, str(n.target), None) for n in graph.graph.nodes if n.op == "get_attr"]
     return [value for value in held if isinstance(value, torch.Tensor)]
-
-
-def _memory(node: fx.Node) -> int | None:
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 # -- how often ---------------------------------------------------------------------------------------------------------

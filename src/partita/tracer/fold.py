@@ -32,6 +32,7 @@ from partita.tracer.nodes import (
     is_mutable,
     is_opaque,
     is_random,
+    is_size,
     node_regions,
     packet,
     storages,
@@ -39,7 +40,7 @@ from partita.tracer.nodes import (
 from partita.tracer.objects import check_handed_back
 from partita.tracer.program import Program, Step
 from partita.tracer.recorder import Assumption, Call, Recording, Ref, refs
-from partita.tracer.sizes import Size, depends_on_values, evaluate, expression_of
+from partita.tracer.sizes import Size, evaluate, expression_of
 from partita.tracer.tree import map_leaves, path_text
 
 _SILENT = {
@@ -95,7 +96,7 @@ class _Folder:
         self.fixed = {name: name for name in (*self.recording.tensors, *self.recording.constants)}
         self.readers = {}
         for i, n in enumerate(nodes):
-            for name in [] if self.is_size(n) else self.reads_of(n):
+            for name in [] if is_size(n) else self.reads_of(n):
                 self.readers.setdefault(name, []).append(i)
             root = self._in_place_root(n)
             if root is not None:
@@ -119,16 +120,7 @@ class _Folder:
     # -- the recorded graph --------------------------------------------------------------------------------------------
     def reads_of(self, node: fx.Node) -> list[str]:
         """Return the nodes whose *values* a node reads; sizes that follow from the inputs are not values."""
-        return [n.name for n in node.all_input_nodes if not self.is_size(n) and body_of(n) is None]
-
-    @staticmethod
-    def is_size(node: fx.Node) -> bool:
-        """Whether a node is a number that follows from the inputs' sizes."""
-        value = node.meta.get("val")
-        if isinstance(value, bool | int | float):
-            return True
-        expression = expression_of(value)
-        return expression is not None and not depends_on_values(expression)
+        return [n.name for n in node.all_input_nodes if not is_size(n) and body_of(n) is None]
 
     def _in_place_root(self, node: fx.Node) -> str | None:
         """Return the parameter, buffer or constant that an in-place operator changes and returns."""
@@ -184,7 +176,7 @@ class _Folder:
         results = {*refs(call.result), *(after for _, after in call.moved), *self.fixed}
         for i in range(call.start, call.end):
             node = self.recording.nodes[i]
-            if self.is_size(node):
+            if is_size(node):
                 continue
             for name in self.reads_of(node):
                 if self.index[name] < call.start and name not in allowed and not self._a_size_of(call, name):
@@ -329,7 +321,7 @@ class _Folder:
     def _glue(self, start: int, end: int, owner: Call) -> None:
         for i in range(start, end):
             node = self.recording.nodes[i]
-            skipped = self.is_size(node) or self._is_region(node) or node.target is operator.getitem
+            skipped = is_size(node) or self._is_region(node) or node.target is operator.getitem
             if node.op == "call_function" and not skipped:
                 self._op(node, i, owner)
 
@@ -410,7 +402,7 @@ class _Folder:
             if body is not None:
                 return Body(body)
             expression = expression_of(value.meta.get("val"))
-            if self.is_size(value):
+            if is_size(value):
                 number = value.meta["val"]
                 if expression is None:
                     return number

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partita.tracer.tree import leaves, map_leaves
+from partita.tracer.tree import map_leaves, tensors_in
 
 MAX_KNOWN_ELEMENTS = 2**22
 """Values of larger tensors are not computed: branches on them end the run."""
@@ -156,8 +156,3 @@ def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tens
 
 def _on(kwargs: dict[str, Any], device: str) -> dict[str, Any]:
     return {**kwargs, "device": torch.device(device)} if "device" in kwargs else kwargs
-
-
-def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors of a tree, in leaf order."""
-    return [leaf for _, leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]

@@ -22,6 +22,8 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.proxy import TracerBase
 
+from partita.tracer.places import is_users_code
+
 _ARITHMETIC = ("_add", "_sub", "_mul", "_floordiv", "_eq", "_ne", "_ge", "_gt", "_le", "_lt")
 """Methods of torch's size expressions that depend on nothing but two expressions (``mod`` looks at known ranges)."""
 
@@ -77,7 +79,7 @@ _RECORD = __file__.replace("lean.py", "record.py")
 
 @functools.cache
 def _is_users(file: str) -> bool:
-    return "/torch/" not in file and "/partita/" not in file and not file.startswith(("<", *_LIBRARY))
+    return is_users_code(file) and not file.startswith(("<", *_LIBRARY))
 
 
 _LIBRARY = (contextlib.__file__, functools.__file__)

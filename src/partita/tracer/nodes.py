@@ -50,6 +50,21 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
     return {a.name: given.get(a.name, a.default_value if a.has_default_value() else None) for a in schema}
 
 
+def is_size(node: fx.Node) -> bool:
+    """Whether a node is a number that follows from the inputs' sizes."""
+    value = node.meta.get("val")
+    if isinstance(value, bool | int | float):
+        return True
+    expression = expression_of(value)
+    return expression is not None and not depends_on_values(expression)
+
+
+def memory_of(node: fx.Node) -> int | None:
+    """Return what identifies the memory of a node's tensor; None if it is no tensor."""
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
 def is_mutable(node: fx.Node) -> bool:
     """Whether an operator writes into one of its operands."""
     return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
@@ -179,7 +194,7 @@ def storages(recording: Recording, rename: Callable[[str], str]) -> dict[str, st
     owner: dict[int, str] = {}
     found: dict[str, str] = {}
     for node in recording.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            found[rename(node.name)] = owner.setdefault(value.untyped_storage()._cdata, rename(node.name))
+        memory = memory_of(node)
+        if memory is not None:
+            found[rename(node.name)] = owner.setdefault(memory, rename(node.name))
     return found

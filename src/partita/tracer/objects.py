@@ -107,12 +107,12 @@ class Snapshot:
         """Put everything back as it was."""
         for value, before in self._held.values():
             if isinstance(value, list):
-                if not _equal(dict(enumerate(value)), before):
+                if not same_parts(dict(enumerate(value)), before):
                     list.__setitem__(value, slice(None), list(before.values()))
             elif isinstance(value, dict):
-                if not _equal(dict(value), before):
+                if not same_parts(dict(value), before):
                     _restore_dict(value, before)
-            elif not isinstance(value, tuple) and not _equal(state_of(value) or {}, before):
+            elif not isinstance(value, tuple) and not same_parts(state_of(value) or {}, before):
                 _restore_object(value, before)
 
 
@@ -187,5 +187,6 @@ def _same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and isinstance(a, bool | int | float | str) and repr(a) == repr(b)
 
 
-def _equal(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+def same_parts(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    """Whether two tables hold the very same objects under the same keys."""
     return now.keys() == before.keys() and all(now[key] is before[key] for key in now)

@@ -21,7 +21,7 @@ from torch import nn
 
 from partita.tracer.objects import Snapshot
 from partita.tracer.signature import Signature, Slot
-from partita.tracer.tree import leaves, map_leaves
+from partita.tracer.tree import map_leaves, tensors_in
 
 Rule = list[dict[str, Any]]
 """For each result tensor its dtype and dims; a dim is a number, or [input, dim]."""
@@ -68,10 +68,6 @@ class Observations:
     changed: frozenset[str]
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for _, leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
 def _rule(arguments: list[torch.Tensor], result: torch.Tensor) -> dict[str, Any]:
     dims: list[Any] = []
     for d, size in enumerate(result.shape):
@@ -103,12 +99,12 @@ def observe(model: nn.Module, signature: Signature, tensors: tuple[torch.Tensor,
     def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         path = paths[id(module)]
         if path not in calls:
-            arguments = _tensors((args, dict(kwargs)))
-            count = iter(range(len(_tensors(result))))
+            arguments = tensors_in((args, dict(kwargs)))
+            count = iter(range(len(tensors_in(result))))
             template = map_leaves(
                 lambda _p, leaf: Slot(next(count)) if isinstance(leaf, torch.Tensor) else leaf, result
             )
-            calls[path] = Observation(template, [_rule(arguments, t) for t in _tensors(result)], held[path].changed())
+            calls[path] = Observation(template, [_rule(arguments, t) for t in tensors_in(result)], held[path].changed())
 
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     handles = [module.register_forward_hook(note, with_kwargs=True) for module in model.modules()]
@@ -151,7 +147,7 @@ def _stand_in(known: Observation) -> Any:
     text = json.dumps(known.rule)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        results = torch.ops.partita.opaque(_tensors((args, kwargs)), text)
+        results = torch.ops.partita.opaque(tensors_in((args, kwargs)), text)
         return map_leaves(lambda _path, leaf: results[leaf.index] if isinstance(leaf, Slot) else leaf, known.template)
 
     forward.changes = known.changes  # type: ignore[attr-defined]

@@ -27,6 +27,7 @@ from partita.tracer.caches import forgetful
 from partita.tracer.fakes import register_fakes
 from partita.tracer.hooks import hooks_as_they_were
 from partita.tracer.lean import lean_tracing
+from partita.tracer.places import innermost_place
 from partita.tracer.reconcile import foresee
 from partita.tracer.recorder import (
     Entry,
@@ -195,12 +196,7 @@ def _stand_ins(tensors: tuple[torch.Tensor, ...], device: str) -> tuple[torch.Te
 def _refusal(model: nn.Module, recorder: Recorder, error: Exception) -> CaptureError:
     """Turn an error of the trace into one that names the module and the user's line."""
     where = recorder.stack[-1].path if recorder.stack else ""
-    frames = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)
-        if "/torch/" not in f.filename and "/partita/" not in f.filename
-    ]
-    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown line"
+    place = innermost_place(traceback.extract_tb(error.__traceback__))
     text = (str(error).splitlines() or [""])[0]
     return CaptureError(
         f"the forward of {where or type(model).__name__!r} cannot be traced at {place}: {type(error).__name__}: {text}",

@@ -23,7 +23,7 @@ from partita.tracer.objects import Snapshot, holds_tensors, own_attributes
 from partita.tracer.reconcile import EagerCall, Reconciler
 from partita.tracer.sizes import Size, SizeRules, depends_on_values, expression_of, rules_from, settled
 from partita.tracer.skeleton import named_tensors
-from partita.tracer.tree import PLAIN, Marker, Path, map_leaves
+from partita.tracer.tree import PLAIN, Marker, Path, map_leaves, tensors_in
 from partita.tracer.unrolled import count_operators, count_repeated
 
 UNTRACED = "the trace cannot enter it"
@@ -246,7 +246,7 @@ class Recorder:
     def leave(self, args: Any, kwargs: Any, result: Any) -> Any:
         """Close the innermost call; return its result with arguments that came back unchanged replaced by aliases."""
         call = self.stack[-1]
-        given = _tensors((args, kwargs))
+        given = tensors_in((args, kwargs))
 
         def distinct(_path: object, value: Any) -> Any:
             if isinstance(value, torch.Tensor) and any(value is argument for argument in given):
@@ -383,12 +383,6 @@ def _plain(value: Any, expression: sympy.Basic) -> Any:
     return int(expression) if isinstance(value, torch.SymInt) else float(expression)
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    map_leaves(lambda _path, leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None, tree)
-    return found
-
-
 def refs(tree: Any) -> list[str]:
     """Return the value names in a template, in leaf order."""
     found: list[str] = []
@@ -448,7 +442,7 @@ def _through_region(recorder: Recorder, function: Callable[..., Any], *args: Any
     """Trace through a reentrant checkpoint, which gives no gradients unless one of its arguments has one."""
     recorder.checkpoints += 1
     try:
-        with torch.set_grad_enabled(torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(args))):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args))):
             return function(*args)
     finally:
         recorder.checkpoints -= 1

@@ -20,6 +20,7 @@ from torch import fx
 
 from partita.tracer.control import is_control, why_rows_meet
 from partita.tracer.nodes import BATCH_NORMS, arguments_of, packet
+from partita.tracer.places import is_users_code
 from partita.tracer.recorder import Recording
 from partita.tracer.sizes import expression_of
 
@@ -309,7 +310,7 @@ def source_of(node: fx.Node) -> str:
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     for line in reversed(lines):
-        if "/torch/" not in line and "/partita/" not in line and '"<' not in line:  # "<...>" is generated code
+        if is_users_code(line) and '"<' not in line:  # "<...>" is generated code
             file, number = line.split('"')[1], line.split("line ")[1].split(",")[0]
             return f"{file}:{number}"
     return ""

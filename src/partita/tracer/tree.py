@@ -142,3 +142,8 @@ def path_text(path: Path) -> str:
     for key in path:
         text += f"[{key}]" if isinstance(key, int) else f"{'.' if text else ''}{key}"
     return text or "<value>"
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors of a tree, in leaf order."""
+    return [leaf for _, leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from partita.errors import CaptureError
+from partita.tracer.places import is_users_code
 
 if TYPE_CHECKING:
     from partita.tracer.recorder import Call
@@ -75,7 +76,7 @@ def _place(path: str, paths: Mapping[int, str]) -> str:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         file = frame.f_code.co_filename
-        if "/torch/" not in file and "/partita/" not in file:
+        if is_users_code(file):
             innermost = innermost or f"{file}:{frame.f_lineno}"
             owner = frame.f_locals.get("self")
             if owner is not None and paths.get(id(getattr(owner, "__dict__", None))) == path:
