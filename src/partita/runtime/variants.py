@@ -19,9 +19,9 @@ from partita.runtime.world import World
 from partita.tracer.assume import holds_for
 from partita.tracer.batch import find_rows
 from partita.tracer.capture import Captured
+from partita.tracer.decide import rows_along
 from partita.tracer.program import same_steps
 from partita.tracer.recorder import refs
-from partita.tracer.rows import CoupledError
 from partita.tracer.signature import Signature, attributes_of, mode_of
 from partita.tracer.sizes import Binding
 from partita.tracer.traced import Rows, Traced, Tracer
@@ -193,14 +193,10 @@ class Variants:
         familiar = signature.key == self._base.signature.key
         alone = len(self._plan.stages) == 1
         traced = self._tracer.trace(signature, tensors, tied=self._base.tied if familiar else (), whole=alone)
-        if self._base_rows is None:
-            return traced, None, "the example's batch is not cut either"
-        if not familiar:
+        if not familiar and self._base_rows is not None:
             return find_rows(self._tracer, traced, tensors, None)
-        try:
-            return traced, traced.rows(self._base_rows.axis), ""
-        except CoupledError as error:
-            return traced, None, str(error)
+        rows, reason = rows_along(traced, None if self._base_rows is None else self._base_rows.axis, tensors, None)
+        return traced, rows, reason
 
     def untried(self, call: PreparedCall) -> bool:
         """Whether a call is cut on the word of its structure alone."""

@@ -234,7 +234,8 @@ def holds_for(program: Program, tensors: tuple[torch.Tensor, ...]) -> bool:
     if not program.assumptions:
         return True
     shapes = tuple(tuple(t.shape) for t in tensors)
-    given = tuple(t.detach().clone() for t in tensors)
+    written = any(step.moved for step in program.checks)
+    given = tuple(t.detach().clone() if written else t.detach() for t in tensors)
 
     def nothing(name: str) -> Any:
         raise KeyError(name)
