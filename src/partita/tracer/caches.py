@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from partita.tracer.objects import holds_tensors, same_parts
+from partita.tracer.objects import holds_tensors, parts, put_back, same_parts
 
 _NOT_THE_USERS = ("torch", "sympy", "mpmath", "numpy", "partita", "functools", "re", "typing", "inspect", "importlib")
 
@@ -44,23 +44,17 @@ def _tables(model: nn.Module) -> list[tuple[Any, str, Any, Any]]:
     for owner in owners:
         for name, value in list(vars(owner).items()):
             if not name.startswith("__") and isinstance(value, dict | list | torch.Tensor | None):
-                found.append((owner, name, value, value.copy() if isinstance(value, dict | list) else None))
+                found.append((owner, name, value, parts(value) if isinstance(value, dict | list) else None))
     return found
 
 
-def _put_back(owner: Any, name: str, value: Any, held: Any) -> None:
+def _forget(owner: Any, name: str, value: Any, held: Any) -> None:
     """Restore a table or a name if it has got tensors."""
     now = vars(owner).get(name)
     if now is not value and holds_tensors(now):
         setattr(owner, name, value)
-    if held is None or same_parts(_entries(value), _entries(held)) or not holds_tensors(value):
-        return
-    value.clear()
-    value.update(held) if isinstance(value, dict) else value.extend(held)
-
-
-def _entries(table: dict[Any, Any] | list[Any]) -> dict[Any, Any]:
-    return table if isinstance(table, dict) else dict(enumerate(table))
+    if held is not None and not same_parts(parts(value) or {}, held) and holds_tensors(value):
+        put_back(value, held)
 
 
 @contextlib.contextmanager
@@ -79,4 +73,4 @@ def forgetful(model: nn.Module) -> Iterator[None]:
             if cache.cache_info().misses != before.get(id(cache), 0):
                 cache.cache_clear()
         for owner, name, value, held in tables:
-            _put_back(owner, name, value, held)
+            _forget(owner, name, value, held)

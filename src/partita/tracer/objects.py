@@ -61,7 +61,7 @@ def parts(value: Any) -> dict[Any, Any] | None:
     if isinstance(value, ATOMS):
         return None
     if isinstance(value, dict):
-        return dict(value)
+        return dict(dict.items(value))  # what it holds, not what a class of the user's makes of it when asked
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
     return state_of(value)
@@ -106,14 +106,7 @@ class Snapshot:
     def restore(self) -> None:
         """Put everything back as it was."""
         for value, before in self._held.values():
-            if isinstance(value, list):
-                if not same_parts(dict(enumerate(value)), before):
-                    list.__setitem__(value, slice(None), list(before.values()))
-            elif isinstance(value, dict):
-                if not same_parts(dict(value), before):
-                    _restore_dict(value, before)
-            elif not isinstance(value, tuple) and not same_parts(state_of(value) or {}, before):
-                _restore_object(value, before)
+            put_back(value, before)
 
 
 def check_handed_back(what: str, error: type[PartitaError]) -> None:
@@ -164,6 +157,23 @@ def holds_tensors(value: Any) -> bool:
             seen.add(id(value))
             pending += (parts(value) or {}).values()
     return False
+
+
+def put_back(value: Any, before: dict[Any, Any]) -> None:
+    """Let a list, dict or plain object consist of what it did before.
+
+    Args:
+        value: The list, dict or object; a tuple stays as it is.
+        before: Its `parts` then.
+    """
+    if isinstance(value, tuple) or same_parts(parts(value) or {}, before):
+        return
+    if isinstance(value, list):
+        list.__setitem__(value, slice(None), list(before.values()))
+    elif isinstance(value, dict):
+        _restore_dict(value, before)
+    else:
+        _restore_object(value, before)
 
 
 def _restore_dict(value: dict[Any, Any], before: dict[Any, Any]) -> None:

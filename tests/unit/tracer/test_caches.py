@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
+from typing import Any
 
 import pytest
 import torch
@@ -88,3 +90,22 @@ def test_what_was_known_before_stays() -> None:
     assert TABLES[3] is known
     assert len(ORDERS) == 1
     assert reversed_places.cache_info().currsize == 1
+
+
+class Maker(OrderedDict[str, Any]):
+    """Makes an object of what it holds, each time it is asked."""
+
+    def __getitem__(self, name: str) -> object:
+        return super().__getitem__(name)()
+
+
+MAKERS = Maker(identity=nn.Identity)
+
+
+def test_tables_are_put_back_as_they_hold_not_as_they_answer() -> None:
+    with forgetful(Cached("function")):
+        MAKERS.update({"table": torch.zeros(3, device="meta")})
+    assert dict.items(MAKERS) == {("identity", nn.Identity)}
+    with forgetful(Cached("function")):
+        assert isinstance(MAKERS["identity"], nn.Identity)
+    assert dict.get(MAKERS, "identity") is nn.Identity
