@@ -16,10 +16,18 @@ class Example:
     Attributes:
         args: Positional arguments.
         kwargs: Keyword arguments.
+        batch_dims: Where the rows of the batch are, if you want to say it: argument, written as in reports
+            (``input_ids``, ``args[0]``), to its dim; all of them count the same rows.  Empty: the batch is never cut.
+            None: partita finds out.  What is said of the first example holds for every call.
+
+    Example:
+        >>> Example(args=(1, 2), batch_dims={"args[0]": 1}).batch_dims
+        {'args[0]': 1}
     """
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    batch_dims: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

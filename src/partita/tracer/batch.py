@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import sympy
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from partita.errors import CaptureError
 from partita.tracer.rows import CoupledError, batch_symbols
+from partita.tracer.signature import Signature
 from partita.tracer.traced import Rows, Traced, Tracer
 from partita.tracer.verify import rows_apart
 
@@ -43,6 +44,9 @@ def find_rows(
     hooked = gradient_hooks(tracer.model)
     if hooked:
         return traced, None, f"{hooked} has gradient hooks, which see the gradient of the whole batch"
+    said = _said_axes(tracer, traced)
+    if said is not None:
+        return _rows_as_said(tracer, traced, said, tensors, model)
     reasons, hopeless = [], set()
     for symbol in batch_symbols(traced.recording):
         axis = next(
@@ -65,6 +69,51 @@ def find_rows(
         if rows is not None:
             return again, rows, ""
     return traced, None, "; ".join(reasons) or "no input has an axis of variable size"
+
+
+def check_batch_dims(
+    batch_dims: Mapping[str, int] | None, signature: Signature, tensors: tuple[torch.Tensor, ...]
+) -> None:
+    """Check the user's word on the batch against the call that it was given with.
+
+    Raises:
+        ValueError: If the call has no such argument, the argument no such dim, or the dims different sizes.
+    """
+    shapes = dict(zip(signature.names, (tuple(tensor.shape) for tensor in tensors), strict=True))
+    for name, dim in (batch_dims or {}).items():
+        if name not in shapes:
+            raise ValueError(f"batch_dims names {name!r}; the tensors of the example are {', '.join(shapes)}")
+        if not 0 <= dim < len(shapes[name]):
+            raise ValueError(f"batch_dims says dim {dim} of {name!r}, whose shape is {list(shapes[name])}")
+    counts = {name: shapes[name][dim] for name, dim in (batch_dims or {}).items()}
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"the dims that batch_dims names have different sizes: {counts}")
+
+
+def _said_axes(tracer: Tracer, traced: Traced) -> tuple[tuple[int, int], ...] | None:
+    """Return the input axes that the user called the batch, or None if this call has none of those arguments."""
+    if tracer.batch_dims is None:
+        return None
+    names = traced.signature.names
+    axes = tuple((names.index(name), dim) for name, dim in tracer.batch_dims.items() if name in names)
+    return axes if axes or not tracer.batch_dims else None
+
+
+def _rows_as_said(
+    tracer: Tracer,
+    traced: Traced,
+    axes: tuple[tuple[int, int], ...],
+    tensors: tuple[torch.Tensor, ...],
+    model: nn.Module | None,
+) -> tuple[Traced, Rows | None, str]:
+    """Cut along the axes that the user named and no other; his word does not make dependent rows independent."""
+    if not axes:
+        return traced, None, "the example says that the batch is not to be cut"
+    assert traced.recording is not None
+    if len({traced.recording.sizes.axes[i][d] for i, d in axes}) > 1:
+        traced = tracer.trace(traced.signature, tensors, tied=axes, whole=False)
+    rows, problem, _ = _try_axis(traced, axes[0], tensors, model)
+    return traced, rows, problem and f"dim {axes[0][1]} of {traced.signature.names[axes[0][0]]}, as said: {problem}"
 
 
 def gradient_hooks(model: nn.Module) -> str:

@@ -20,6 +20,7 @@ from partita.ir.graph import ModelGraph
 from partita.ir.report import Comparison
 from partita.ir.request import Example
 from partita.tracer.ahead import EVALUATION, Ahead, Forecast
+from partita.tracer.batch import check_batch_dims
 from partita.tracer.decide import Agree, Settings, decide_alone, settle_call
 from partita.tracer.findings import loop_remarks, module_entries, report_of
 from partita.tracer.lift import lift
@@ -165,12 +166,14 @@ def capture_model(
 
     Raises:
         CaptureError: If the model cannot be captured.
+        ValueError: If an example names an argument or dim of the batch that it does not have.
     """
     if example is None:
         return _capture_unseen(model, device)
     first, *others = examples_of(example)
     signature, tensors = signature_of(first.args, first.kwargs)
-    tracer = Tracer(model, device)
+    check_batch_dims(first.batch_dims, signature, tensors)
+    tracer = Tracer(model, device, first.batch_dims)
     live = model if has_weights(model) and not any(t.is_meta for t in tensors) else None
     settings = Settings(tracer, live, verify, agree)
     with weights_as_they_were(None if verify == "off" else live):

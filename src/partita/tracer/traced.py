@@ -203,11 +203,13 @@ class Tracer:
     Args:
         model: The user's model; it is copied without its weights and not changed.
         device: Where the program will run.
+        batch_dims: The user's word on where the rows of the batch are, see `partita.Example`.
     """
 
-    def __init__(self, model: nn.Module, device: str) -> None:
+    def __init__(self, model: nn.Module, device: str, batch_dims: Mapping[str, int] | None = None) -> None:
         self.model = skeleton(model)
         self.device = device
+        self.batch_dims = batch_dims
         self.name = type(model).__name__
         self.stateful: dict[str, str] = {}
         self.opaque: dict[type, str] = {}
