@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
+from partita.errors import RankFailedError
 from tests.multiprocess.nursery import Answer, Task
 
 GRACE_S = 2.0
@@ -90,7 +91,9 @@ class Pool:
         """The process ids of the idle ranks."""
         return [worker.pid for worker in self._idle]
 
-    def run(self, function: Callable[..., Any], size: int, *args: Any, seconds: float = 60.0) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], size: int, *args: Any, seconds: float = 60.0, grace: float = GRACE_S
+    ) -> list[Any]:
         """Call ``function(*args)`` on ``size`` ranks with a fresh process group.
 
         Args:
@@ -98,6 +101,7 @@ class Pool:
             size: Number of ranks.
             *args: Its arguments; they are pickled.
             seconds: Time limit.
+            grace: How long the other ranks may go on after one has failed.
 
         Returns:
             The results by rank.
@@ -113,7 +117,7 @@ class Pool:
             for rank, worker in enumerate(workers):
                 task = Task(function, args, rank, size, self._store.port, str(self._runs), seconds)
                 worker.connection.send_bytes(pickle.dumps(task))
-            self._collect(workers, answers, seconds)
+            self._collect(workers, answers, seconds, grace)
             self._judge(workers, answers, seconds)
         except BaseException:
             self._end(workers)
@@ -142,7 +146,7 @@ class Pool:
                 os.kill(worker.pid, signal.SIGKILL)
 
     # -- answers -------------------------------------------------------------------------------------------------------
-    def _collect(self, workers: list[_Worker], answers: list[Answer | None], seconds: float) -> None:
+    def _collect(self, workers: list[_Worker], answers: list[Answer | None], seconds: float, grace: float) -> None:
         """Wait for answers: all of them, or until the limit, or until a little after the first failure."""
         deadline = time.monotonic() + seconds
         while pending := {w.connection: rank for rank, w in enumerate(workers) if answers[rank] is None}:
@@ -158,11 +162,11 @@ class Pool:
                     answers[rank] = Answer(error=RankEndedError(text), failed_at=0.0)  # errors of others follow from it
                 answer = answers[rank]
                 if answer is not None and answer.error is not None:
-                    deadline = min(deadline, time.monotonic() + GRACE_S)
+                    deadline = min(deadline, time.monotonic() + grace)
 
     def _judge(self, workers: list[_Worker], answers: list[Answer | None], seconds: float) -> None:
         failures = [
-            (CONSEQUENCE in str(a.error), a.failed_at, rank, a)
+            (isinstance(a.error, RankFailedError) or CONSEQUENCE in str(a.error), a.failed_at, rank, a)
             for rank, a in enumerate(answers)
             if a is not None and a.error is not None
         ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from partita.errors import ExecutionError
@@ -35,7 +34,7 @@ def align(root: nn.Module, placement: Placement, world: World) -> None:
         if world.rank in ranks and tensor.numel():
             data = tensor.detach()
             dense = data if data.is_contiguous() else data.contiguous()
-            dist.broadcast(torch.view_as_real(dense) if dense.is_complex() else dense, src=ranks[0], group=group)
+            world.broadcast(dense, ranks[0], group)
             if dense is not data:
                 data.copy_(dense)
 

@@ -135,7 +135,7 @@ def build(
         align(root, placement, world)
     seat = seat_of(plan, world.rank)
     lanes = [stage.ranks[seat.replica if seat else 0] for stage in plan.stages]
-    transport = ProcessGroupTransport(lanes, groups, world.device)
+    transport = ProcessGroupTransport(lanes, groups, world.device, world.talking)
     book = GradientBook(parameters, shared)
     engine = Engine(plan, world, seat, transport, root, tensor_lookup(root), book)
     variants = Variants(captured, plan, stage_of, placement, root, world)

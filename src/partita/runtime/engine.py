@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from partita.ir.plan import Plan
@@ -291,8 +290,8 @@ class Engine:
         try:
             with self.veil.lifted():
                 execute(actions, worker, self.transport, self.log, self.clock)
-        except BaseException:
-            self.world.abort()
+        except BaseException as error:
+            self.world.fail(error)
             raise
 
     @staticmethod
@@ -347,8 +346,7 @@ class Engine:
                     (total if chunk is None or dim is None else total.narrow(dim, chunk[0], chunk[1] - chunk[0])).add_(
                         gradient
                     )
-            if self.world.size > 1:
-                dist.all_reduce(total)
+            self.world.all_reduce(total)
             found.append(total.to(tensor.device))
         return found
 
@@ -400,8 +398,7 @@ class Engine:
         numbers = torch.tensor(
             [weighted, sum(p.share for p in parts), dtype, bool(parts)], dtype=torch.float64, device=self.world.device
         )
-        if self.world.size > 1:
-            dist.all_reduce(numbers)
+        self.world.all_reduce(numbers)
         value, total, dtypes, owners = numbers.tolist()
         total = 1.0 if abs(total - 1.0) < 1e-9 else total
         mean = value / total if total else float("nan")

@@ -370,7 +370,7 @@ class ParallelModule(nn.Module):
         """
         chosen = None if gradients is None else {id(g) for g in gradients}
         owned = [g for g in self._keeper.owned_gradients() if chosen is None or id(g) in chosen]
-        norm = norms.global_norm(owned, norm_type, self._world.device, self._world.size > 1)
+        norm = norms.global_norm(owned, norm_type, self._world)
         if error_if_nonfinite and not bool(torch.isfinite(norm)):
             raise RuntimeError(
                 f"the gradient norm of order {norm_type} is {float(norm)}, so gradients cannot be clipped"

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.utils import clip_grad
 
 from partita.errors import ExecutionError
+from partita.runtime.world import World
 
 
 def local_power_sum(gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
@@ -32,18 +32,16 @@ def local_power_sum(gradients: Iterable[torch.Tensor], norm_type: float, device:
     return norms.max() if norm_type == float("inf") else (norms**norm_type).sum()
 
 
-def global_norm(gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device, spans: bool) -> torch.Tensor:
+def global_norm(gradients: Iterable[torch.Tensor], norm_type: float, world: World) -> torch.Tensor:
     """Return the norm over the gradients of all ranks.
 
     Args:
         gradients: The gradients that this rank *owns*; no other rank passes them.
         norm_type: Order of the norm; may be infinity.
-        device: Where to compute.
-        spans: Whether the model spans several ranks.
+        world: The ranks.
     """
-    total = local_power_sum(gradients, norm_type, device)
-    if spans:
-        dist.all_reduce(total, op=dist.ReduceOp.MAX if norm_type == float("inf") else dist.ReduceOp.SUM)
+    total = local_power_sum(gradients, norm_type, world.device)
+    world.all_reduce(total, largest=norm_type == float("inf"))
     return total if norm_type == float("inf") else total ** (1.0 / norm_type)
 
 

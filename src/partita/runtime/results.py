@@ -110,7 +110,8 @@ class Publisher:
             box: list[Any] = [
                 None if mine is None else [(p.template, [Form.of(t) for t in p.tensors], p.requires_grad) for p in mine]
             ]
-            dist.broadcast_object_list(box, src=owner)
+            with self._world.talking():
+                dist.broadcast_object_list(box, src=owner)
             described = box[0]
             if key is not None:
                 self._known[owner, key] = described
@@ -119,7 +120,7 @@ class Publisher:
             dtype=torch.float64,
             device=self._world.device,
         )
-        dist.broadcast(weights, src=owner)
+        self._world.broadcast(weights, owner)
         found = []
         for i, (template, forms, flags) in enumerate(described):
             tensors = (
@@ -129,7 +130,7 @@ class Publisher:
             )
             for tensor in tensors:
                 if tensor.numel():
-                    dist.broadcast(torch.view_as_real(tensor) if tensor.is_complex() else tensor, src=owner)
+                    self._world.broadcast(tensor, owner)
             found.append(Part(template, tuple(tensors), float(weights[i]), flags))
         return found
 

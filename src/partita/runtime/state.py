@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from partita.errors import ExecutionError
@@ -74,8 +73,7 @@ class StateKeeper:
         present = torch.tensor(
             [p.grad is not None for p in parameters.values()], dtype=torch.int32, device=self._world.device
         )
-        if self._world.size > 1:
-            dist.all_reduce(present, op=dist.ReduceOp.MAX)
+        self._world.all_reduce(present, largest=True)
         found: dict[str, torch.Tensor | None] = {}
         for (name, parameter), there in zip(parameters.items(), present.tolist(), strict=True):
             gradient = None if parameter.grad is None or not there else parameter.grad.detach()
@@ -91,7 +89,7 @@ class StateKeeper:
                 else torch.empty(like.shape, dtype=like.dtype, device=self._world.device)
             )
             if data.numel():
-                dist.broadcast(torch.view_as_real(data) if data.is_complex() else data, src=owner)
+                self._world.broadcast(data, owner)
             tensor = data
         assert tensor is not None
         return tensor.detach().to("cpu", copy=True)

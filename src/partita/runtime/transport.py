@@ -8,6 +8,7 @@ first time; a message whose form is already known to both ends by its key is sen
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -184,9 +185,17 @@ class ProcessGroupTransport:
         ranks: Global rank of every stage for this replica.
         groups: Process group of every set of ranks that reduces together (sorted tuple); None is the whole world.
         device: Where tensors live.
+        talking: Stands around everything that may fail because another rank has, see `World.talking`.
     """
 
-    def __init__(self, ranks: Sequence[int], groups: Mapping[tuple[int, ...], Any], device: torch.device) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        groups: Mapping[tuple[int, ...], Any],
+        device: torch.device,
+        talking: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._talking = talking
         self._ranks = tuple(ranks)
         self._groups = groups
         self._device = device
@@ -215,13 +224,20 @@ class ProcessGroupTransport:
             )
         if known is None:
             header = torch.tensor([form.row() for form in forms], dtype=torch.int64, device=self._device)
-            self._sends.append((dist.isend(header, peer, tag=tag), header))
+            self._start(header, peer, tag)
             if key is not None:
                 self._known[_lane(action), key] = forms
         for value in values:
             if isinstance(value, torch.Tensor) and value.numel():
-                data = _wire(value.detach().contiguous())
-                self._sends.append((dist.isend(data, peer, tag=tag + 1), data))
+                self._start(_wire(value.detach().contiguous()), peer, tag + 1)
+
+    def _start(self, data: torch.Tensor, peer: int, tag: int) -> None:
+        with self._talking():
+            self._sends.append((dist.isend(data, peer, tag=tag), data))
+
+    def _await(self, pending: _Pending, tensor: torch.Tensor, tag: int) -> None:
+        with self._talking():
+            pending.works.append(dist.irecv(tensor, pending.peer, tag=tag))
 
     def post(self, action: Action, expected: Expected) -> None:
         """Start the receive: of the tensors if the form is known, of the header otherwise."""
@@ -240,7 +256,7 @@ class ProcessGroupTransport:
             self._receive(pending, known)
             return
         pending.header = torch.empty((expected.count, _WIDTH), dtype=torch.int64, device=self._device)
-        pending.works.append(dist.irecv(pending.header, pending.peer, tag=pending.tag))
+        self._await(pending, pending.header, pending.tag)
 
     def _receive(self, pending: _Pending, forms: list[Form]) -> None:
         pending.forms = forms
@@ -248,7 +264,7 @@ class ProcessGroupTransport:
             tensor = form.empty(self._device) if form.kind == _TENSOR else None
             pending.tensors.append(tensor)
             if tensor is not None and tensor.numel():
-                pending.works.append(dist.irecv(_wire(tensor), pending.peer, tag=pending.tag + 1))
+                self._await(pending, _wire(tensor), pending.tag + 1)
 
     def wait(self, action: Action) -> Received:
         """Return the message once every part of it is there."""
@@ -257,7 +273,8 @@ class ProcessGroupTransport:
         if forms is not None:
             self._receive(pending, list(forms))
         while pending.works:
-            pending.works.pop(0).wait()
+            with self._talking():
+                pending.works.pop(0).wait()
             if pending.header is not None and not pending.works and not pending.forms:
                 told = [Form.from_row(row) for row in pending.header.tolist()]
                 if pending.key is not None:
@@ -271,12 +288,14 @@ class ProcessGroupTransport:
     def all_reduce(self, tensor: torch.Tensor, ranks: Sequence[int]) -> None:
         """Sum over the ranks' process group."""
         if len(ranks) > 1:
-            dist.all_reduce(_wire(tensor), group=self._groups[tuple(sorted(ranks))])
+            with self._talking():
+                dist.all_reduce(_wire(tensor), group=self._groups[tuple(sorted(ranks))])
 
     def finish(self) -> None:
         """Wait for every send of this step."""
         for work, _data in self._sends:
-            work.wait()
+            with self._talking():
+                work.wait()
         self._sends.clear()
 
 

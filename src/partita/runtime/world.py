@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -13,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from partita.cost.clusters import default_cluster, parse_cluster
-from partita.errors import PartitaError
+from partita.errors import PartitaError, RankFailedError
 from partita.ir.cluster import Cluster
+from partita.runtime.pulse import Pulse, start_pulse
 
 T = TypeVar("T")
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -30,11 +32,13 @@ class World:
         rank: This process.
         size: Number of processes.
         device: Where this rank computes.
+        pulse: This rank's signs of life, where the job's store can carry them.
     """
 
     rank: int
     size: int
     device: torch.device
+    pulse: Pulse | None = None
     _groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
     def agree(self, decide: Callable[[], T]) -> T:
@@ -60,7 +64,8 @@ class World:
             except Exception as error:  # noqa: BLE001  (a rank's boundary: the other ranks must not wait for an answer)
                 text = "".join(traceback.format_exception(error))
                 box = [(False, PartitaError(f"rank 0 failed: {type(error).__name__}: {error}\n{text}"))]
-        dist.broadcast_object_list(box, src=0)
+        with self.talking():
+            dist.broadcast_object_list(box, src=0)
         good, answer = box[0]
         if not good:
             raise answer
@@ -71,11 +76,45 @@ class World:
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
+        with self.talking():
+            dist.all_gather_object(found, value)
         return found
 
+    def broadcast(self, tensor: torch.Tensor, src: int, group: Any = None) -> None:
+        """Give every rank of a group one rank's values of a contiguous tensor, in place."""
+        with self.talking():
+            dist.broadcast(torch.view_as_real(tensor) if tensor.is_complex() else tensor, src=src, group=group)
+
+    def all_reduce(self, tensor: torch.Tensor, largest: bool = False) -> None:
+        """Sum a tensor over all ranks, or take the largest values, in place; a job of one has nothing to do."""
+        if self.size > 1:
+            with self.talking():
+                dist.all_reduce(tensor, op=dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
+
+    @contextlib.contextmanager
+    def talking(self) -> Iterator[None]:
+        """Stands around every exchange with other ranks: if one is gone, the error says which, and this rank stops too.
+
+        Raises:
+            RankFailedError: If another rank has failed or is lost.
+        """
+        try:
+            yield
+        except RuntimeError as error:  # every error of `torch.distributed` is one
+            if self.pulse is None:
+                raise
+            failure = self.pulse.explain(error)
+            self.abort()
+            raise failure from error
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks why this one stops, and close its connections so that none waits for it for ever."""
+        if self.pulse is not None and not isinstance(error, RankFailedError):
+            self.pulse.tell(self.rank, f"failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+        self.abort()
+
     def abort(self) -> None:
-        """Close this rank's connections, so that no other rank waits for it for ever."""
+        """Close this rank's connections."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -120,5 +159,6 @@ def running_world(device: torch.device) -> World:
         device: Where this rank computes.
     """
     if dist.is_initialized():
-        return World(rank=dist.get_rank(), size=dist.get_world_size(), device=device)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        return World(rank=rank, size=size, device=device, pulse=start_pulse(rank, size))
     return World(rank=0, size=1, device=device)

@@ -140,6 +140,14 @@ def buffer_differences(expected: nn.Module, found: nn.Module) -> float:
     )
 
 
+def changed_buffer(before: nn.Module, after: nn.Module) -> str:
+    """Return the name of the first buffer that differs at all between two states of a model; "" if none does."""
+    for (name, a, parameter), (_, b, _) in zip(named_tensors(before), named_tensors(after), strict=True):
+        if not parameter and (a.shape != b.shape or relative_error(a, b) > 0):
+            return name
+    return ""
+
+
 def _weighted_sum(results: list[Any]) -> torch.Tensor | None:
     """Return one scalar through which every differentiable result feels a gradient of its own."""
     total = None

@@ -26,7 +26,7 @@ from torch import fx
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 
-from partita.tracer.nodes import BATCH_NORMS, arguments_of, bodies, body_of, is_mutable, is_opaque, memory_of, packet
+from partita.tracer.nodes import bodies, body_of, is_mutable, is_opaque, memory_of, packet, updated_statistics
 from partita.tracer.sizes import expression_of
 from partita.tracer.tree import Marker, leaves, map_leaves
 
@@ -93,7 +93,7 @@ def why_not_control(node: fx.Node) -> str:
         for inner in graph.graph.nodes:
             if is_mutable(inner) and given & {memory_of(source) for source in inner.all_input_nodes[:1]}:
                 return f"{inner.name} inside it changes an operand"
-            if packet(inner.target) in BATCH_NORMS and arguments_of(inner).get("training"):
+            if updated_statistics(inner):
                 return f"{inner.name} inside it updates running statistics"
             if is_opaque(inner):
                 return "a module inside it cannot be traced"

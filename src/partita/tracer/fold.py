@@ -23,8 +23,6 @@ from partita.errors import CaptureError
 from partita.tracer.control import Body, ControlOperator, is_control, why_not_control
 from partita.tracer.exchange import objects_of, unseen_exchange
 from partita.tracer.nodes import (
-    BATCH_NORMS,
-    arguments_of,
     body_of,
     depends_on_data,
     differentiable_nodes,
@@ -36,6 +34,7 @@ from partita.tracer.nodes import (
     node_regions,
     packet,
     storages,
+    updated_statistics,
 )
 from partita.tracer.objects import check_handed_back
 from partita.tracer.program import Program, Step
@@ -150,12 +149,7 @@ class _Folder:
             self.fixed[n] for n in self.fixed if n not in self.recording.tensors and n not in self.recording.constants
         }
         for node in self.recording.nodes:
-            if node.op == "call_function" and packet(node.target) in BATCH_NORMS and arguments_of(node).get("training"):
-                found |= {
-                    s.name
-                    for s in (arguments_of(node).get("running_mean"), arguments_of(node).get("running_var"))
-                    if isinstance(s, fx.Node)
-                }
+            found |= {statistics.name for statistics in updated_statistics(node)}
         by_name = {name: node for node, names in self.recording.tensors.items() for name in names}
         return {
             n

@@ -11,8 +11,10 @@ from torch import fx
 from partita.tracer.recorder import UNTRACED, Call, Recording, refs
 from partita.tracer.sizes import depends_on_values, expression_of
 
-BATCH_NORMS = {"batch_norm", "_native_batch_norm_legit", "native_batch_norm", "cudnn_batch_norm"}
-"""Operators that update running statistics in training without saying so in their schema."""
+BATCH_NORMS = {"batch_norm", "_native_batch_norm_legit", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
+"""Operators that normalise over the rows of the batch in training."""
+_TRAINS = ("training", "use_input_stats")
+"""Arguments by which normalisations take the batch's statistics, and update the running ones."""
 _NO_GRADIENT = {
     "detach",
     "argmax",
@@ -48,6 +50,17 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
     schema = node.target._schema.arguments
     given = {a.name: v for a, v in zip(schema, node.args, strict=False)} | dict(node.kwargs)
     return {a.name: given.get(a.name, a.default_value if a.has_default_value() else None) for a in schema}
+
+
+def updated_statistics(node: fx.Node) -> list[fx.Node]:
+    """Return the running statistics that a normalisation updates without saying so in its schema."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    given = arguments_of(node)
+    if not any(given.get(flag) for flag in _TRAINS):
+        return []
+    running = (given.get("running_mean"), given.get("running_var"))
+    return [statistics for statistics in running if isinstance(statistics, fx.Node)]
 
 
 def is_size(node: fx.Node) -> bool:

@@ -21,6 +21,7 @@ from partita.errors import CaptureError
 from partita.tracer.compare import (
     COARSE,
     buffer_differences,
+    changed_buffer,
     difference,
     gradient_differences,
     gradients,
@@ -287,10 +288,14 @@ def rows_apart(
         return "the model takes another path for a part of the batch"
     try:
         with same_chance(), torch.no_grad(), no_chance():
-            whole = _run_checked(program, shadow(model), copies(tensors))
+            copy = shadow(model)
+            whole = _run_checked(program, copy, copies(tensors))
             halves = [_run_checked(program, shadow(model), copies(part)) for part in parts]
     except CaptureError as failure:
         return str(failure).splitlines()[0]
+    moved = changed_buffer(model, copy)
+    if moved:
+        return f"the forward changes {moved!r}, once per step"
     for name in dict.fromkeys(refs(program.result)):
         join, a = joins[name], whole.value(name)
         if not isinstance(a, torch.Tensor):

@@ -11,8 +11,10 @@ from partita.runtime import gradients
 from partita.runtime.gradients import GradientBook, Shared
 from partita.runtime.norms import global_norm, local_power_sum
 from partita.runtime.transport import LoopbackTransport, Mailbox, ProcessGroupTransport
+from partita.runtime.world import World
 
 CPU = torch.device("cpu")
+ALONE = World(rank=0, size=1, device=CPU)
 
 
 def parameter(*values, dtype=torch.float64):
@@ -116,10 +118,10 @@ def test_the_norm_on_one_process_is_torchs(order, dtype):
     found = [torch.randn(shape).to(dtype) for shape in [(3, 4), (5,), (), (0,)]]
     parts = [part.to(torch.complex128 if dtype.is_complex else torch.float64) for part in found if part.numel()]
     expected = torch.nn.utils.get_total_norm(parts, order)
-    norm = global_norm([part for part in found if part.numel()], order, CPU, spans=False)
+    norm = global_norm([part for part in found if part.numel()], order, ALONE)
     torch.testing.assert_close(norm, expected.real.double(), rtol=1e-6, atol=0)
 
 
 def test_the_norm_of_nothing_is_zero():
     assert local_power_sum([], 2.0, CPU).item() == 0
-    assert global_norm([], float("inf"), CPU, spans=False).item() == 0
+    assert global_norm([], float("inf"), ALONE).item() == 0

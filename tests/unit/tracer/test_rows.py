@@ -209,3 +209,13 @@ def test_a_loss_ties_the_rows_of_its_targets_to_those_of_the_input():
     captured = capture_model(model, (rows(), TARGETS))
     assert captured.rows.dims == (0, 0)
     assert not captured.traced.program.sizes.holds(((6, 4), (5,)))
+
+
+def test_running_statistics_of_any_normalisation_keep_the_batch_whole():
+    norm = nn.InstanceNorm1d(3, affine=True, track_running_stats=True)
+    traced = trace(Model(lambda self, x: self.norm(x), norm=norm), torch.randn(6, 3, 5))
+    assert {name.removeprefix("b:norm.") for name in traced.program.changed} >= {"running_mean", "running_var"}
+    with pytest.raises(CoupledError, match="once per step"):
+        traced.rows((0, 0))
+    still = nn.InstanceNorm1d(3)
+    assert trace(Model(lambda self, x: self.norm(x), norm=still), torch.randn(6, 3, 5)).rows((0, 0)).dims == (0,)

@@ -6,10 +6,11 @@ from torch import nn
 
 from partita.errors import CaptureError
 from partita.tracer.compare import relative_error
-from partita.tracer.recorder import Ref
+from partita.tracer.recorder import Ref, refs
+from partita.tracer.rows import Join
 from partita.tracer.signature import signature_of
 from partita.tracer.tree import map_leaves
-from partita.tracer.verify import check_equal
+from partita.tracer.verify import check_equal, rows_apart
 from tests.unit.tracer.traces import WIDTH, Model, rows, trace
 
 
@@ -169,3 +170,14 @@ def test_a_wrong_weight_gradient_of_an_own_backward_is_found():
     program.steps[-1].target = torch.clone
     with pytest.raises(CaptureError, match="the gradient of 'linear"):
         check_equal(model, program, signature, tensors)
+
+
+def test_a_buffer_that_moves_unseen_by_the_trace_keeps_the_batch_whole():
+    model = Model(lambda self, x: self.norm(x), norm=nn.InstanceNorm1d(3, track_running_stats=True))
+    example = torch.randn(6, 3, 5)
+    program = trace(model, example).program
+    joins = {name: Join("rows") for name in refs(program.result)}
+    before = model.norm.running_mean.clone()
+    assert "norm.running_mean" in rows_apart(model, program, (example,), (0,), joins)
+    assert torch.equal(model.norm.running_mean, before)
+    assert rows_apart(model.eval(), trace(model, example).program, (example,), (0,), joins) == ""
